@@ -1,0 +1,51 @@
+"""What every panel has in common: it draws one `Frame`, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from textual.widget import Widget
+
+from engine.record import StepRecord
+from engine.world import World
+
+from cbviz.palette import Palette
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """All that is on the screen at one moment. Panels draw from it and from nothing else.
+
+    `world` is the state after the step looked at (live: with the events pending since applied);
+    `record` is that step's own record, None before the first step. `recent` holds the records up
+    to and including it, oldest first, as many as rates and plots need (about 240).
+    """
+
+    world: World
+    record: StepRecord | None
+    recent: list[StepRecord] = field(default_factory=list)
+
+
+class Panel(Widget):
+    """A bordered widget that draws the current `Frame`.
+
+    Subclasses override `update_frame`, which prepares what `render_line`s then slice, and sets
+    `border_title` (the panel's own figures stand there). They must cope with `frame is None`
+    (nothing loaded yet), no record, nothing running, and any size.
+    """
+
+    can_focus = True
+
+    def __init__(self, palette: Palette, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.palette = palette
+        self.frame: Frame | None = None
+
+    def show(self, frame: Frame | None) -> None:
+        """Draw this frame from now on."""
+        self.frame = frame
+        self.update_frame()
+        self.refresh()
+
+    def update_frame(self) -> None:
+        """Prepare what drawing needs from `self.frame`, once a frame."""

@@ -1,0 +1,339 @@
+"""The fold: the state of the engine after any step, from its records alone.
+
+`World(header)` is the state before the first step; `apply(record)` moves it one step on; `copy()`
+is cheap (requests are copied only when one side changes them), which is what makes keyframes and
+going back in time affordable. Tests hold this state equal to the engine's own after every step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from engine.free_queue import FreeQueue
+from engine.record import (
+    Added,
+    Admitted,
+    BlocksAllocated,
+    BlocksFreed,
+    Cancelled,
+    Decision,
+    Event,
+    Failed,
+    Finished,
+    KnobChanged,
+    Preempted,
+    Refused,
+    RunHeader,
+    Sample,
+    Segment,
+    SegmentKind,
+    StepRecord,
+)
+from engine.request import FinishReason, RequestStatus, SamplingParams
+
+KEPT_FINISHED = 1000
+"""Finished requests whose details are kept; older ones are only counted."""
+
+
+class RequestView:
+    """What the records say of one request.
+
+    `token_ids` and `pieces` only ever grow and are shared between copies of the world: read them
+    up to `num_tokens`. Times are seconds since the engine started; None = not yet.
+    """
+
+    __slots__ = (
+        "_epoch", "_pieces", "_token_ids", "added_at", "added_step", "admitted_at",
+        "block_table", "decode_steps", "error", "finish_reason", "finished_at", "first_token_at",
+        "last_token_at", "num_computed", "num_prompt_tokens", "num_tokens", "ordinal", "params",
+        "prefill_chunks", "preemptions", "prompt", "recomputed", "request_id", "status", "text",
+    )  # fmt: skip
+
+    def __init__(self, epoch: int, ordinal: int, step: int, event: Added) -> None:
+        self._epoch = epoch
+        self._token_ids = list(event.token_ids)
+        self._pieces = list(event.pieces)
+        self.request_id = event.request_id
+        self.ordinal = ordinal
+        """How many requests were added before it: picks its tint and letter."""
+        self.prompt = event.prompt
+        self.params: SamplingParams = event.params
+        self.status = RequestStatus.WAITING
+        self.num_prompt_tokens = len(event.token_ids)
+        self.num_tokens = len(event.token_ids)
+        self.num_computed = 0
+        self.block_table: list[int] = []
+        self.text = ""
+        self.added_step = step
+        """The step that took it in."""
+        self.added_at = event.at
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.finished_at: float | None = None
+        self.finish_reason: FinishReason | None = None
+        self.error = ""
+        self.preemptions = 0
+        self.recomputed = 0
+        self.prefill_chunks = 0
+        self.decode_steps = 0
+
+    def clone(self, epoch: int) -> RequestView:
+        """A copy that may change while this one stays as it is; tokens stay shared."""
+        twin = object.__new__(RequestView)
+        for name in RequestView.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin._epoch = epoch
+        twin.block_table = list(self.block_table)
+        return twin
+
+    @property
+    def epoch(self) -> int:
+        """The world that may change this view."""
+        return self._epoch
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output token ids, `[num_tokens]`."""
+        return self._token_ids[: self.num_tokens]
+
+    @property
+    def pieces(self) -> list[str]:
+        """One text a token, prompt and output, `[num_tokens]`."""
+        return self._pieces[: self.num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def live(self) -> bool:
+        """Waiting, running or preempted."""
+        return self.status is not RequestStatus.FINISHED
+
+    def piece(self, position: int) -> str:
+        """The text of the token at a position."""
+        return self._pieces[position]
+
+    def push(self, sample: Sample) -> None:
+        """Append a sampled token, unless a copy of the world further on already has."""
+        if len(self._token_ids) == self.num_tokens:
+            self._token_ids.append(sample.token_id)
+            self._pieces.append(sample.piece)
+        self.num_tokens += 1
+
+
+class World:
+    """The state after `step` (-1: before the first)."""
+
+    def __init__(self, header: RunHeader) -> None:
+        self.header = header
+        self.step = -1
+        self.token_budget = header.token_budget
+        self.max_num_seqs = header.max_num_seqs
+        self.requests: dict[str, RequestView] = {}
+        self.waiting: list[str] = []
+        self.running: list[str] = []
+        self.num_added = 0
+        self.num_finished = 0
+        self.num_refused = 0
+        self.num_preemptions = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.free = FreeQueue(header.num_blocks)
+        self.ref_counts = array("i", bytes(4 * header.num_blocks))
+        self.last: StepRecord | None = None
+        self._finished_order: list[str] = []
+        self._decisions: dict[str, Decision] = {}
+        self._epoch = 0
+        self._epochs = [0]
+
+    def copy(self) -> World:
+        """An independent world in the same state, in time proportional to requests and blocks."""
+        twin = object.__new__(World)
+        twin.__dict__.update(self.__dict__)
+        twin.requests = dict(self.requests)
+        twin.waiting = list(self.waiting)
+        twin.running = list(self.running)
+        twin.free = self.free.copy()
+        twin.ref_counts = array("i", self.ref_counts)
+        twin._finished_order = list(self._finished_order)
+        for world in (self, twin):
+            self._epochs[0] += 1
+            world._epoch = self._epochs[0]
+        return twin
+
+    def apply(self, record: StepRecord) -> None:
+        """Move on by one step.
+
+        Raises:
+            ValueError: the record does not follow this state (a damaged or foreign trace).
+        """
+        if record.step != self.step + 1:
+            raise ValueError(f"step {record.step} does not follow step {self.step}")
+        self.apply_events(record.events)
+        for segment in record.segments:
+            self._compute(segment)
+        ended_at = record.started_at + record.phases.total
+        for sample in record.sampled:
+            self._sample(sample, ended_at)
+        self.step = record.step
+        self.last = record
+        self._decisions = {decision.request_id: decision for decision in record.decisions}
+        self._forget_old()
+
+    def apply_events(self, events: list[Event]) -> None:
+        """Take in events alone: those of a step, or those pending since the last one."""
+        for event in events:
+            _HANDLERS[type(event)](self, event)
+
+    def decision(self, request_id: str) -> Decision | None:
+        """What the last step decided about a live request; None when it was not there yet."""
+        found = self._decisions.get(request_id)
+        view = self.requests.get(request_id)
+        if found is not None or view is None or self.last is None:
+            return found
+        waited = view.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        return self.last.rest if waited and view.added_step <= self.step else None
+
+    def view(self, request_id: str) -> RequestView | None:
+        """The request, if it is live or finished recently."""
+        return self.requests.get(request_id)
+
+    @property
+    def blocks_held(self) -> int:
+        """Blocks in at least one block table."""
+        return self.header.num_blocks - len(self.free)
+
+    @property
+    def tokens_stored(self) -> int:
+        """Tokens whose keys and values lie in held blocks."""
+        return sum(self.requests[request_id].num_computed for request_id in self.running)
+
+    def owners(self) -> dict[int, list[tuple[str, int]]]:
+        """Held blocks: `block_id -> [(request_id, tokens of it in this block)]`."""
+        size = self.header.block_size
+        owners: dict[int, list[tuple[str, int]]] = {}
+        for request_id in self.running:
+            view = self.requests[request_id]
+            for index, block_id in enumerate(view.block_table):
+                fill = max(0, min(size, view.num_computed - index * size))
+                owners.setdefault(block_id, []).append((request_id, fill))
+        return owners
+
+    def _own(self, request_id: str) -> RequestView:
+        """The view of a request, made safe to change in this world alone."""
+        view = self.requests[request_id]
+        if view.epoch != self._epoch:
+            view = self.requests[request_id] = view.clone(self._epoch)
+        return view
+
+    def _compute(self, segment: Segment) -> None:
+        if segment.kind is SegmentKind.PAD:
+            return
+        view = self._own(segment.request_id)
+        view.num_computed = segment.start + segment.length
+        if segment.kind is SegmentKind.DECODE:
+            view.decode_steps += 1
+            self.decode_tokens += segment.length
+        else:
+            view.prefill_chunks += 1
+            self.prefill_tokens += segment.length
+
+    def _sample(self, sample: Sample, at: float) -> None:
+        view = self._own(sample.request_id)
+        view.push(sample)
+        view.text += sample.text
+        view.last_token_at = at
+        if view.first_token_at is None:
+            view.first_token_at = at
+
+    def _on_added(self, event: Added) -> None:
+        self.requests[event.request_id] = RequestView(
+            self._epoch, self.num_added, self.step + 1, event
+        )
+        self.waiting.append(event.request_id)
+        self.num_added += 1
+
+    def _on_refused(self, event: Refused) -> None:
+        self.num_refused += 1
+
+    def _on_admitted(self, event: Admitted) -> None:
+        view = self._own(event.request_id)
+        view.status = RequestStatus.RUNNING
+        if view.admitted_at is None:
+            view.admitted_at = event.at
+        self.waiting.remove(event.request_id)
+        self.running.append(event.request_id)
+
+    def _on_allocated(self, event: BlocksAllocated) -> None:
+        for block_id in event.block_ids:
+            self.free.remove(block_id)
+            self.ref_counts[block_id] += 1
+        self._own(event.request_id).block_table.extend(event.block_ids)
+
+    def _on_freed(self, event: BlocksFreed) -> None:
+        for block_id in event.block_ids:
+            self.ref_counts[block_id] -= 1
+            if self.ref_counts[block_id] == 0:
+                self.free.append(block_id)
+        view = self._own(event.request_id)
+        view.block_table = []
+
+    def _on_preempted(self, event: Preempted) -> None:
+        view = self._own(event.request_id)
+        view.status = RequestStatus.PREEMPTED
+        view.num_computed = 0
+        view.preemptions += 1
+        view.recomputed += event.recompute
+        self.running.remove(event.request_id)
+        self.waiting.insert(0, event.request_id)
+        self.num_preemptions += 1
+
+    def _on_finished(self, event: Finished) -> None:
+        self._end(event.request_id, event.reason, event.at)
+
+    def _on_cancelled(self, event: Cancelled) -> None:
+        self._own(event.request_id).text += event.text
+        self._end(event.request_id, FinishReason.ABORT, event.at)
+
+    def _on_failed(self, event: Failed) -> None:
+        if event.request_id in self.requests:
+            self._own(event.request_id).error = event.message
+
+    def _on_knob(self, event: KnobChanged) -> None:
+        if event.name == "token_budget":
+            self.token_budget = event.new
+        elif event.name == "max_num_seqs":
+            self.max_num_seqs = event.new
+
+    def _end(self, request_id: str, reason: FinishReason, at: float) -> None:
+        view = self._own(request_id)
+        queue = self.running if view.status is RequestStatus.RUNNING else self.waiting
+        queue.remove(request_id)
+        view.status = RequestStatus.FINISHED
+        view.finish_reason = reason
+        view.finished_at = at
+        self._finished_order.append(request_id)
+        self.num_finished += 1
+
+    def _forget_old(self) -> None:
+        while len(self._finished_order) > KEPT_FINISHED:
+            del self.requests[self._finished_order.pop(0)]
+
+
+_HANDLERS: dict[type, Callable[[World, Any], None]] = {
+    Added: World._on_added,
+    Refused: World._on_refused,
+    Admitted: World._on_admitted,
+    BlocksAllocated: World._on_allocated,
+    BlocksFreed: World._on_freed,
+    Preempted: World._on_preempted,
+    Finished: World._on_finished,
+    Cancelled: World._on_cancelled,
+    Failed: World._on_failed,
+    KnobChanged: World._on_knob,
+}
