@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from engine.config import EngineConfig
 from engine.record import Event, RunHeader, StepRecord
 from engine.request import SamplingParams
 
@@ -19,12 +20,23 @@ MAX_FRAME = 256 * 1024 * 1024
 LENGTH = struct.Struct("<I")
 
 
+class Load(msgspec.Struct, frozen=True, tag_field="type", tag="load"):
+    """First command, once: build the engine. `trace`: also record every step in this file."""
+
+    config: EngineConfig
+    trace: str | None = None
+
+
 class Add(msgspec.Struct, frozen=True, tag_field="type", tag="add"):
-    """Queue a prompt."""
+    """Queue a prompt, now or (a workload laid out beforehand) not before a step.
+
+    When the engine runs out of work earlier, the next such request is queued at once.
+    """
 
     prompt: str
     params: SamplingParams
     request_id: str | None = None
+    at_step: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag_field="type", tag="cancel"):
@@ -63,7 +75,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag_field="type", tag="shutdown"):
     """Leave in order."""
 
 
-Command = Add | Cancel | Step | Run | Pause | SetSpeed | SetTokenBudget | Shutdown
+Command = Load | Add | Cancel | Step | Run | Pause | SetSpeed | SetTokenBudget | Shutdown
 
 
 class Stage(msgspec.Struct, frozen=True, tag_field="type", tag="stage"):

@@ -45,10 +45,31 @@ class RequestView:
     """
 
     __slots__ = (
-        "_epoch", "_pieces", "_token_ids", "added_at", "added_step", "admitted_at",
-        "block_table", "decode_steps", "error", "finish_reason", "finished_at", "first_token_at",
-        "last_token_at", "num_computed", "num_prompt_tokens", "num_tokens", "ordinal", "params",
-        "prefill_chunks", "preemptions", "prompt", "recomputed", "request_id", "status", "text",
+        "_epoch",
+        "_pieces",
+        "_token_ids",
+        "added_at",
+        "added_step",
+        "admitted_at",
+        "block_table",
+        "decode_steps",
+        "error",
+        "finish_reason",
+        "finished_at",
+        "first_token_at",
+        "last_token_at",
+        "num_computed",
+        "num_prompt_tokens",
+        "num_tokens",
+        "ordinal",
+        "params",
+        "preemptions",
+        "prefill_chunks",
+        "prompt",
+        "recomputed",
+        "request_id",
+        "status",
+        "text",
     )  # fmt: skip
 
     def __init__(self, epoch: int, ordinal: int, step: int, event: Added) -> None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from textual.widget import Widget
 
+from cbviz.palette import Palette
 from engine.record import StepRecord
 from engine.world import World
-
-from cbviz.palette import Palette
 
 
 @dataclass(frozen=True, eq=False)
