@@ -29,7 +29,7 @@ class FreeQueue:
         return self._length
 
     def __contains__(self, block_id: int) -> bool:
-        return self._next[block_id] != _OUT
+        return bool(self._next[block_id] != _OUT)
 
     def __iter__(self) -> Iterator[int]:
         """Block ids from head (taken next) to tail."""

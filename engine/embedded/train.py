@@ -24,14 +24,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 CONTEXT = 512
+PATHS = ("corpus", "out")
 
 
 def read_stories(corpus: Path) -> list[str]:
     """All stories of a folder, without exact duplicates and without stuttering ones."""
     stories: dict[str, None] = {}
     for file in sorted(corpus.glob("*.txt")):
-        for story in file.read_text(encoding="utf-8").split(END):
-            story = story.strip()
+        for raw in file.read_text(encoding="utf-8").split(END):
+            story = raw.strip()
             if len(story) > 80 and story[-1] in '.!?"' and repetition(story) < 0.12:
                 stories[story] = None
     return list(stories)
@@ -118,6 +119,7 @@ def optimizer_for(model: GPT2LMHeadModel, peak: float) -> torch.optim.AdamW:
 
 
 def main() -> None:
+    """Train, and save after every report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -169,7 +171,7 @@ def main() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -186,7 +188,7 @@ def main() -> None:
             save(model, tokenizer, args.out, {
                 "stories": len(stories), "train_tokens": tokens, "parameters": size,
                 "tokens_seen": (step + 1) * args.batch * CONTEXT, "log": log, "minutes": minutes,
-                "arguments": {k: str(v) for k, v in vars(args).items() if k not in ("corpus", "out")},
+                "arguments": {k: str(v) for k, v in vars(args).items() if k not in PATHS},
             })  # fmt: skip
 
 

@@ -1,0 +1,40 @@
+"""Paged attention request by request: no mask over the batch, no work across requests."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.kv_cache import KVCache
+from engine.packed_batch import PackedBatch
+
+
+def paged_attention(
+    query: torch.Tensor, cache: KVCache, layer: int, batch: PackedBatch, scaling: float
+) -> torch.Tensor:
+    """`query`: `[n_Q, num_heads, head_dim]`; returns the same shape."""
+    output = torch.empty_like(query)
+    first = 0
+    for segment, slots in zip(batch.segments, batch.key_slots, strict=True):
+        rows = slice(first, first + segment.length)
+        first += segment.length
+        keys, values = cache.read(layer, slots)
+        attended = scaled_dot_product_attention(
+            query[rows].transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=_chunk_mask(segment.length, segment.context, query.device),
+            is_causal=segment.context == 0 and segment.length > 1,
+            scale=scaling,
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
+        output[rows] = attended[0].transpose(0, 1)
+    return output
+
+
+def _chunk_mask(length: int, context: int, device: torch.device) -> torch.Tensor | None:
+    """`[length, context + length]` for a chunk behind cached keys; None where none is needed."""
+    if context == 0 or length == 1:
+        return None
+    ones = torch.ones(length, context + length, dtype=torch.bool, device=device)
+    return ones.tril(diagonal=context)

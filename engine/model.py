@@ -1,0 +1,251 @@
+"""Finding, downloading, loading and vetting a decoder-only transformers model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from engine.attention.interface import register, transformers_name
+from engine.config import EMBEDDED, EngineConfig
+from engine.errors import ModelUnavailable
+from engine.hub import download
+from engine.record import ModelFacts
+
+EMBEDDED_PATH = Path(__file__).parent / "embedded" / "model"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+StageReport = Callable[[str, str, int, int], None]
+"""Called with stage name, detail, done, total while loading."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
+_STANDARD_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run packed batches, and what goes with it."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedModel:
+    """Load a model and switch its attention to ours.
+
+    Raises:
+        ModelUnavailable: it cannot be found, downloaded, read, or run here; one line says why.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    path = resolve(config, report)
+    hf_config = _read_config(config, path)
+    check_supported(hf_config, config.model)
+    max_model_len = _context_limit(config, hf_config)
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device, hf_config)
+    tokenizer = _read_tokenizer(config, path)
+    report("weights", f"{_short(config.model)} as {_dtype_name(dtype)}", 0, 0)
+    model = _read_weights(config, path, dtype, device)
+    register()
+    model.set_attn_implementation(transformers_name(attention))
+    facts = _facts(config, model, hf_config)
+    return LoadedModel(
+        model, tokenizer, facts, device, dtype, max_model_len, _eos_ids(model, tokenizer)
+    )
+
+
+def resolve(config: EngineConfig, report: StageReport) -> Path:
+    """The directory that holds the model; a hub name is downloaded first.
+
+    Raises:
+        ModelUnavailable: there is no such directory, or the hub cannot give it.
+    """
+    if config.model == EMBEDDED:
+        return EMBEDDED_PATH
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelUnavailable(
+                f"{config.model} is not a Hugging Face model directory: it holds no config.json"
+            )
+        return path
+    if path.exists():
+        raise ModelUnavailable(f"{config.model} is a file; give the directory of the model")
+    if not _HUB_NAME.fullmatch(config.model) or config.model.startswith((".", "/", "~")):
+        raise ModelUnavailable(
+            f"there is no directory {config.model} (and a hub name looks like gpt2 or "
+            f"organisation/model)"
+        )
+    return download(
+        config.model, config.revision, lambda detail, n, of: report("download", detail, n, of)
+    )
+
+
+def check_supported(hf_config: Any, name: str) -> None:
+    """Refuse what cannot work, before any weights are read.
+
+    Raises:
+        ModelUnavailable: the architecture is not a decoder with ordinary attention.
+    """
+    kind = hf_config.model_type
+    if hf_config.is_encoder_decoder:
+        raise ModelUnavailable(
+            f"{name} is an encoder-decoder model ({kind}); cbviz runs decoder-only models"
+        )
+    try:
+        model_class = AutoModelForCausalLM._model_mapping[type(hf_config)]
+    except KeyError:
+        raise ModelUnavailable(
+            f"{name} ({kind}) is not a text-generation model; cbviz runs decoder-only models"
+        ) from None
+    if isinstance(model_class, tuple | list):
+        model_class = model_class[0]
+    text = hf_config.get_text_config()
+    layers = set(getattr(text, "layer_types", None) or [])
+    if layers - _STANDARD_LAYERS or getattr(model_class, "_is_stateful", False):
+        odd = ", ".join(sorted(layers - _STANDARD_LAYERS)) or "state-space layers"
+        raise ModelUnavailable(f"{name} ({kind}) has {odd}, which have no paged KV cache")
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise ModelUnavailable(
+            f"{name} ({kind}) does not let its attention be replaced (transformers' attention "
+            f"interface), so it cannot run on a paged cache"
+        )
+    if getattr(text, "attn_logit_softcapping", None):
+        raise ModelUnavailable(f"{name} ({kind}) caps its attention logits, not supported yet")
+
+
+def pick_device(wanted: str) -> torch.device:
+    """`auto` = CUDA where there is one.
+
+    Raises:
+        ModelUnavailable: CUDA was asked for and is not there.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ModelUnavailable("this torch sees no CUDA device; use --device cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def pick_dtype(wanted: str, device: torch.device, hf_config: Any) -> torch.dtype:
+    """`auto` = float32 on CPU, what the checkpoint holds on CUDA."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    own: torch.dtype | None = getattr(hf_config, "dtype", None)
+    if device.type == "cuda" and own is not None and own in DTYPES.values():
+        return own
+    return torch.float32
+
+
+def _read_config(config: EngineConfig, path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    except Exception as error:
+        raise _unreadable("config", config, error) from error
+
+
+def _read_tokenizer(config: EngineConfig, path: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    except Exception as error:
+        raise _unreadable("tokenizer", config, error) from error
+
+
+def _read_weights(
+    config: EngineConfig, path: Path, dtype: torch.dtype, device: torch.device
+) -> Any:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+        return model.to(device).eval().requires_grad_(False)
+    except (Exception, MemoryError) as error:
+        raise _unreadable("weights", config, error) from error
+
+
+def _context_limit(config: EngineConfig, hf_config: Any) -> int:
+    """Tokens of a request at most: the model's context, or the smaller limit asked for."""
+    text = hf_config.get_text_config()
+    context = int(getattr(text, "max_position_embeddings", 0) or 2048)
+    limit = config.max_model_len or context
+    if limit > context:
+        raise ModelUnavailable(
+            f"--max-model-len {limit} is more than the context of {config.model}, {context}"
+        )
+    window = _sliding_window(text)
+    if window and limit > window:
+        if config.max_model_len:
+            raise ModelUnavailable(
+                f"{config.model} attends through a sliding window of {window} tokens, which is "
+                f"not supported yet beyond the window: give --max-model-len {window} or less"
+            )
+        limit = window
+    return limit
+
+
+def _sliding_window(text: Any) -> int:
+    window = getattr(text, "sliding_window", None) or 0
+    layers = getattr(text, "layer_types", None)
+    used = getattr(text, "use_sliding_window", True)
+    if layers is not None:
+        used = "sliding_attention" in layers
+    return int(window) if used else 0
+
+
+def _facts(config: EngineConfig, model: Any, hf_config: Any) -> ModelFacts:
+    text = hf_config.get_text_config()
+    heads = int(text.num_attention_heads)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    layers = int(text.num_hidden_layers)
+    parameters = list(model.parameters())
+    size = parameters[0].element_size()
+    return ModelFacts(
+        name=_short(config.model),
+        architecture=type(model).__name__,
+        num_parameters=sum(p.numel() for p in parameters),
+        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=int(text.vocab_size),
+        context=int(getattr(text, "max_position_embeddings", 0) or 2048),
+        bytes_per_token=2 * layers * kv_heads * head_dim * size,
+    )
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """End tokens as `generate()` knows them; the tokenizer's where the model names none."""
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset(eos if isinstance(eos, list) else [eos])
+
+
+def _short(model: str) -> str:
+    """A name for a title: the last part of a path, a hub name as it is."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() and os.sep in model else model
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unreadable(part: str, config: EngineConfig, error: BaseException) -> ModelUnavailable:
+    """A foreign error, which may be pages long, by its first line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return ModelUnavailable(f"cannot read the {part} of {config.model}: {lines[0][:300]}")

@@ -1,0 +1,148 @@
+"""Executes a plan: packs the batch, runs the model over the paged cache, draws tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.interface import PagedStep
+from engine.errors import ModelUnavailable
+from engine.kv_cache import KVCache
+from engine.model import LoadedModel
+from engine.packed_batch import PackedBatch
+from engine.record import Segment, SegmentKind
+from engine.request import Request
+from engine.sampler import sample
+from engine.scheduler import Plan
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What came out of a step: one token and log-probability for each sampling segment.
+
+    Times in seconds.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    build_s: float
+    forward_s: float
+    sample_s: float
+
+
+class ModelRunner:
+    """A loaded model with its cache of `num_blocks * block_size` slots."""
+
+    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+        self.loaded = loaded
+        self.block_size = block_size
+        self.cache = self._new_cache(num_blocks)
+        self.last_batch: PackedBatch | None = None
+        """The batch of the step executed last."""
+
+    def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
+        """Run a plan. `requests`: those of the sampling segments, in order.
+
+        Only slots that the plan allocated are written, so a failure leaves nothing to undo.
+        """
+        started = time.perf_counter()
+        batch = PackedBatch(
+            plan.segments, plan.tables, plan.token_ids, self.block_size, self.loaded.device
+        )
+        self.last_batch = batch
+        built = time.perf_counter()
+        logits = self.logits(batch, self.cache)
+        self._synchronize()
+        computed = time.perf_counter()
+        token_ids, logprobs = sample(logits, requests)
+        drawn = time.perf_counter()
+        return StepOutput(token_ids, logprobs, built - started, computed - built, drawn - computed)
+
+    @torch.inference_mode()
+    def logits(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
+        """`[n_S, vocab]`: logits of the rows that sample, and of no others."""
+        output = self.loaded.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.sample_rows,
+            paged_step=PagedStep(batch, cache),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def verify(self) -> None:
+        """Compare a packed, chunked run of two short sequences with the model's own attention.
+
+        Catches every architecture that loads but does not honour the interface (positions it
+        takes no notice of, masks of its own, …) before it can show wrong tokens.
+
+        Raises:
+            ModelUnavailable: the logits differ.
+        """
+        vocab = self.loaded.facts.vocab_size
+        sequences = [[i * 7 % vocab for i in range(1, 6)], [i * 11 % vocab for i in range(1, 4)]]
+        ours = self._packed_logits(sequences)
+        theirs = self._reference_logits(sequences)
+        scale = theirs.abs().max().clamp_min(1e-6)
+        tolerance = 2e-3 if self.loaded.dtype is torch.float32 else 8e-2
+        difference = float((ours - theirs).abs().max() / scale)
+        if not difference <= tolerance:
+            raise ModelUnavailable(
+                f"{self.loaded.facts.name} ({self.loaded.facts.architecture}) gives other logits "
+                f"in a packed batch than alone (off by {difference:.1%}): it does not honour the "
+                f"attention interface"
+            )
+
+    def _packed_logits(self, sequences: list[list[int]]) -> torch.Tensor:
+        """Both sequences in one batch, the first in two chunks; a table out of order."""
+        first, second = sequences
+        cache = self._new_cache(-(-len(first) // self.block_size) + 4)
+        tables = [list(range(-(-len(first) // self.block_size)))[::-1], []]
+        used = len(tables[0])
+        tables[1] = list(range(used, used + -(-len(second) // self.block_size)))
+        steps = [
+            ([Segment("A", SegmentKind.PREFILL, 0, 3, 0, False),
+              Segment("B", SegmentKind.PREFILL, 0, 3, 0, True)], tables, first[:3] + second),
+            ([Segment("A", SegmentKind.PREFILL, 3, 2, 3, True)], tables[:1], first[3:]),
+        ]  # fmt: skip
+        rows = [
+            self.logits(PackedBatch(*step, self.block_size, self.loaded.device), cache).float()
+            for step in steps
+        ]
+        return torch.cat([rows[1], rows[0]])
+
+    @torch.inference_mode()
+    def _reference_logits(self, sequences: list[list[int]]) -> torch.Tensor:
+        model = self.loaded.model
+        ours = model.config._attn_implementation
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+        try:
+            rows = [
+                model(
+                    input_ids=torch.tensor([ids], device=self.loaded.device), use_cache=False
+                ).logits[0, -1:]
+                for ids in sequences
+            ]
+        finally:
+            model.set_attn_implementation(ours)
+        return torch.cat(rows).float()
+
+    def _new_cache(self, num_blocks: int) -> KVCache:
+        facts = self.loaded.facts
+        return KVCache(
+            num_layers=facts.num_layers,
+            num_slots=num_blocks * self.block_size,
+            num_kv_heads=facts.num_kv_heads,
+            head_dim=facts.head_dim,
+            dtype=self.loaded.dtype,
+            device=self.loaded.device,
+        )
+
+    def _synchronize(self) -> None:
+        """On CUDA, wait for the forward pass, so that its time is its own."""
+        if self.loaded.device.type == "cuda":
+            torch.cuda.synchronize(self.loaded.device)

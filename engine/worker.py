@@ -1,0 +1,295 @@
+"""The engine's own process: commands in on standard input, messages out on standard output.
+
+    python -m engine.worker
+
+The other side closes the pipe or sends `Shutdown` to end it. Whatever libraries print goes to
+standard error. Torch is imported only after the first message is out.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from engine.errors import InvalidInput, ModelUnavailable, RequestRefused, StepFailed
+from engine.protocol import (
+    Add,
+    Cancel,
+    Command,
+    Fatal,
+    Load,
+    Message,
+    Notice,
+    Pause,
+    Pending,
+    Ready,
+    Run,
+    RunState,
+    SetSpeed,
+    SetTokenBudget,
+    Shutdown,
+    Stage,
+    Step,
+    Stepped,
+    encode,
+    read_command,
+)
+from engine.record import StepRecord
+from engine.trace import TraceWriter
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+LAST_RESORT_S = 3.0
+"""When the other side is gone, a step may take this long to end before the process does."""
+
+
+def main() -> int:
+    """Run until told to stop; 0, or 2 when the model could not be loaded."""
+    commands, messages = _private_pipes()
+    link = Link(commands, messages)
+    first = link.next(block=True)
+    if not isinstance(first, Load):
+        return 0
+    try:
+        worker = Worker(link, first)
+    except (InvalidInput, ModelUnavailable) as error:
+        link.send(Fatal(str(error)))
+        return 2
+    worker.serve()
+    return 0
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Our ends of the pipes, out of reach of anything that reads stdin or prints."""
+    commands = os.fdopen(os.dup(0), "rb")
+    messages = os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return commands, messages
+
+
+class Link:
+    """Both directions to the explorer; commands are read ahead by a thread of their own."""
+
+    def __init__(self, commands: BinaryIO, messages: BinaryIO) -> None:
+        self._commands = commands
+        self._messages = messages
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Write one message. When nobody listens any more, the process ends."""
+        data = memoryview(encode(message))
+        try:
+            while data:
+                data = data[self._messages.write(data) :]
+        except BrokenPipeError:
+            os._exit(0)
+
+    def next(self, *, block: bool, timeout: float | None = None) -> Command | None:
+        """The next command; None if there is none (in time)."""
+        try:
+            return self._queue.get(block=block, timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _read(self) -> None:
+        while True:
+            command = read_command(self._commands)
+            if command is None:
+                break
+            self._queue.put(command)
+        self._queue.put(Shutdown())
+        time.sleep(LAST_RESORT_S)
+        os._exit(0)
+
+
+class Worker:
+    """Owns the engine: obeys commands between steps, and steps while it is told to run.
+
+    Raises:
+        InvalidInput, ModelUnavailable: the engine cannot be built, or the trace not be written.
+    """
+
+    def __init__(self, link: Link, load: Load) -> None:
+        self.link = link
+        self.running = False
+        self.steps_per_s = 0.0
+        self._steps_owed = 0
+        self._next_due = 0.0
+        self._later: deque[Add] = deque()
+        self._reported_pending = 0
+        self._open = True
+        started = time.perf_counter()
+        self.engine = self._load(load)
+        self.trace = TraceWriter(Path(load.trace), self.engine.header) if load.trace else None
+        link.send(Ready(header=self.engine.header, load_s=time.perf_counter() - started))
+
+    def _load(self, load: Load) -> Engine:
+        self.link.send(Stage(name="import", detail="torch and transformers"))
+        from engine.engine import Engine
+
+        def report(name: str, detail: str, done: int, total: int) -> None:
+            self.link.send(Stage(name=name, detail=detail, done=done, total=total))  # type: ignore[arg-type]
+
+        return Engine(load.config, report=report)
+
+    def serve(self) -> None:
+        """Obey and step until shut down."""
+        while self._open:
+            self._obey()
+            if not self._open:
+                break
+            if self._steps_owed or self.running:
+                self._advance()
+        self._finish_trace()
+
+    def _obey(self) -> None:
+        """Take commands until a step is due."""
+        while self._open:
+            command = self._wait_for_command()
+            if command is None:
+                return
+            self._do(command)
+
+    def _wait_for_command(self) -> Command | None:
+        """The next command; None when it is time for a step."""
+        command = self.link.next(block=False)
+        if command is not None:
+            return command
+        self._report_pending()
+        if self._steps_owed:
+            return None
+        if not (self.running and self._has_work()):
+            return self.link.next(block=True)
+        wait = self._next_due - time.perf_counter()
+        return self.link.next(block=True, timeout=wait) if wait > 0 else None
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Add():
+                self._add(command)
+            case Cancel(request_id=request_id):
+                if not self.engine.cancel(request_id):
+                    self._say(f"no live request {request_id}", "warning")
+            case Step(count=count):
+                self._set_running(False)
+                self._steps_owed = count
+            case Run():
+                self._set_running(True)
+            case Pause():
+                self._set_running(False)
+            case SetSpeed(steps_per_s=steps_per_s):
+                self.steps_per_s = max(0.0, steps_per_s)
+                self._next_due = 0.0
+                self._report_state()
+            case SetTokenBudget(value=value):
+                try:
+                    self.engine.set_token_budget(value)
+                except InvalidInput as error:
+                    self._say(str(error), "error")
+            case Shutdown():
+                self._open = False
+            case Load():
+                self._say("a model is loaded already", "error")
+
+    def _add(self, command: Add) -> None:
+        """Queue a request now, or keep it for its step."""
+        if command.at_step > self.engine.next_step and self._has_work():
+            self._later.append(command)
+            self._later = deque(sorted(self._later, key=lambda add: add.at_step))
+            return
+        try:
+            self.engine.add_request(command.prompt, command.params, command.request_id)
+        except RequestRefused as refusal:
+            self._say(f"refused: {refusal}", "error")
+        except InvalidInput as error:
+            self._say(str(error), "error")
+
+    def _advance(self) -> None:
+        """One step, with the requests that are due before it."""
+        self._steps_owed = max(0, self._steps_owed - 1)
+        self._add_due()
+        if not self.engine.has_work and not self.engine.pending_events:
+            self._steps_owed = 0
+            return
+        self._next_due = time.perf_counter() + (1 / self.steps_per_s if self.steps_per_s else 0.0)
+        try:
+            record = self.engine.step()
+        except StepFailed as error:
+            self._say(str(error), "error")
+            self._steps_owed = 0
+            self._set_running(False)
+            return
+        self._emit(record)
+
+    def _add_due(self) -> None:
+        while self._later and (
+            self._later[0].at_step <= self.engine.next_step or not self.engine.has_work
+        ):
+            due = self._later.popleft()
+            self._add(Add(due.prompt, due.params, due.request_id))
+
+    def _has_work(self) -> bool:
+        return self.engine.has_work or bool(self._later) or bool(self.engine.pending_events)
+
+    def _emit(self, record: StepRecord) -> None:
+        self._reported_pending = 0
+        self.link.send(Stepped(record))
+        if self.trace is None:
+            return
+        try:
+            self.trace.write(record)
+        except OSError as error:
+            self._lose_trace(error)
+
+    def _lose_trace(self, error: OSError) -> None:
+        assert self.trace is not None
+        self._say(
+            f"recording stopped after {self.trace.steps} steps, the run goes on: cannot write "
+            f"{self.trace.path}: {error.strerror}",
+            "error",
+        )
+        self.trace.abandon()
+        self.trace = None
+
+    def _finish_trace(self) -> None:
+        if self.trace is None:
+            return
+        try:
+            if self.engine.pending_events:
+                self.trace.write(self.engine.flush())
+            self.trace.close()
+        except OSError as error:
+            self._lose_trace(error)
+
+    def _report_pending(self) -> None:
+        """Tell what happened since the last step, when that has grown."""
+        events = self.engine.pending_events
+        if len(events) != self._reported_pending:
+            self._reported_pending = len(events)
+            self.link.send(Pending(events))
+
+    def _set_running(self, running: bool) -> None:
+        self.running = running
+        self._steps_owed = 0
+        self._next_due = 0.0
+        self._report_state()
+
+    def _report_state(self) -> None:
+        self.link.send(RunState(running=self.running, steps_per_s=self.steps_per_s))
+
+    def _say(self, message: str, level: str) -> None:
+        self.link.send(Notice(message=message, level=level))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
