@@ -133,9 +133,18 @@ class History:
 
 
 class Session:
-    """History, cursor and engine state of one window."""
+    """History, cursor and engine state of one window.
 
-    def __init__(self, max_steps: int = MAX_STEPS, max_tokens: int = MAX_TOKENS) -> None:
+    Args:
+        follow: start live; otherwise (a replay) stand at the first step.
+        max_steps: steps kept at most.
+        max_tokens: tokens kept in their records at most.
+    """
+
+    def __init__(
+        self, *, follow: bool = True, max_steps: int = MAX_STEPS, max_tokens: int = MAX_TOKENS
+    ) -> None:
+        self._follow = follow
         self._max_steps = max_steps
         self._max_tokens = max_tokens
         self.history: History | None = None
@@ -280,6 +289,8 @@ class Session:
         self._pending = []
         if self._cursor is not None:
             self._cursor = max(self._cursor, self.oldest)
+        elif not self._follow:
+            self._cursor = record.step
         for event in record.events:
             if isinstance(event, Failed):
                 self.notices.append(Notice(event.message, "error"))

@@ -54,6 +54,8 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         """Stays with the request, wherever its line moves."""
         self._order: Sequence[str] = ()
         self._kinds: dict[str, SegmentKind] = {}
+        self._named = False
+        """Whether the letters alone do not say which request is which."""
 
     @property
     def order(self) -> Sequence[str]:
@@ -65,6 +67,10 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         frame = self.frame
         self._order = ordered(frame.world) if frame else ()
         self._kinds = _kinds(frame)
+        self._named = frame is not None and any(
+            view.request_id != self.palette.letter(view.ordinal)
+            for view in frame.world.requests.values()
+        )
         self.border_title = title(frame)
         size = Size(0, len(self._order) + 1)
         if size != self.virtual_size:
@@ -119,8 +125,11 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         elif visible > 0 and index >= top + visible:
             self.scroll_to(y=index - visible + 1, animate=False)
 
+    def _id_width(self, width: int) -> int:
+        return 10 if self._named and width >= ID_FROM_WIDTH else 0
+
     def _head(self, width: int) -> list[Segment]:
-        id_width = _id_width(width)
+        id_width = self._id_width(width)
         text = f"   {'id':{id_width}}" if id_width else "   "
         text += f"{'state':10}{'prompt':15}{'out':>8}{'ttft':>8}  text, or why it waits"
         return [Segment(fit(text, width, ascii=self.palette.ascii), self.palette.muted)]
@@ -134,7 +143,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         cursor = palette.glyphs.cursor if chosen else " "
         line = [Segment(f"{cursor}", palette.accent), Segment(letter_of(view, palette), name)]
         line.append(Segment(" "))
-        if id_width := _id_width(width):
+        if id_width := self._id_width(width):
             line.append(self._cell(view.request_id, id_width - 1, palette.muted))
         line.append(self._cell(*self._state(view, request_id)))
         line += self._progress(view)
@@ -197,7 +206,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
             return [Segment(fit(one_line(view.error), width, ascii=palette.ascii), palette.error)]
         running = self._kinds.get(view.request_id) is SegmentKind.DECODE
         if view.live and not running:
-            reason = why(world, view)
+            reason = why(world, view, palette)
             return [Segment(fit(one_line(reason), width, ascii=palette.ascii), palette.muted)]
         prompt, text = tail(view.prompt, view.text, width, ascii=palette.ascii)
         style = palette.text if view.live else palette.finished
@@ -232,7 +241,3 @@ def _kinds(frame: Frame | None) -> dict[str, SegmentKind]:
     if frame is None or frame.record is None:
         return {}
     return {segment.request_id: segment.kind for segment in frame.record.segments}
-
-
-def _id_width(width: int) -> int:
-    return 10 if width >= ID_FROM_WIDTH else 0

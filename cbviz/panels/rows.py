@@ -59,8 +59,8 @@ def _flat(text: str, ascii: bool) -> str:
     """One safe line that keeps the space at its edges: parts are joined to it."""
     if not text:
         return ""
-    left = " " if text[0] in " \t" else ""
-    right = " " if len(text) > 1 and text[-1] in " \t" else ""
+    left = " " if text[0].isspace() else ""
+    right = " " if len(text) > 1 and text[-1].isspace() else ""
     return left + one_line(text, limit=len(text), ascii=ascii) + right
 
 

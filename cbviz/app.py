@@ -1,0 +1,347 @@
+"""The window: panels over one session, drawn when something changed and never otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.events import Resize
+from textual.message import Message
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.widgets import Footer
+
+from cbviz.driver import Driver
+from cbviz.inbox import Inbox
+from cbviz.keys import KEYS
+from cbviz.layout import Layout
+from cbviz.palette import Palette
+from cbviz.panels.base import Panel
+from cbviz.panels.batch import BatchPanel
+from cbviz.panels.kv import KVPanel
+from cbviz.panels.mask import MaskPanel
+from cbviz.panels.prompt import Asks, PromptLine
+from cbviz.panels.requests import RequestsPanel
+from cbviz.panels.selection import TokenSelected
+from cbviz.panels.status import LoadingPanel, StatusLine, StatusView
+from cbviz.panels.throughput import ThroughputPanel
+from cbviz.sanitize import one_line
+from cbviz.session import Session
+from cbviz.sources.base import Source
+from engine.protocol import Add
+from engine.request import SamplingParams
+
+FRAME_S = 1 / 30
+"""Time from one drawing to the next at least; what comes between is drawn with the next."""
+INGEST_S = 0.010
+"""Time spent on messages before keys get their turn again."""
+
+
+class CbvizApp(App[int]):
+    """The explorer.
+
+    Args:
+        source: where the records come from.
+        palette: how things look.
+        speed: steps per second to begin with; 0 = unlimited.
+        demo: requests to queue when the engine is ready.
+        start_paused: stand still until told to run.
+        params: how tokens are drawn for prompts that are typed in.
+    """
+
+    CSS_PATH = "app.tcss"
+    TITLE = "cbviz"
+    AUTO_FOCUS = None
+    COMMAND_PALETTE_DISPLAY = "^p"
+    BINDINGS: ClassVar[list[BindingType]] = list(KEYS)
+
+    class Spoke(Message):
+        """There are messages in the inbox."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        palette: Palette,
+        speed: float = 8.0,
+        demo: Sequence[Add] = (),
+        start_paused: bool = False,
+        params: SamplingParams | None = None,
+    ) -> None:
+        super().__init__()
+        self.palette = palette
+        self.source = source
+        self.session = Session(follow=source.can_drive)
+        self.driver = Driver(
+            source, self.session, self.say, speed=speed, demo=demo, start_paused=start_paused,
+            params=params,
+        )  # fmt: skip
+        self.inbox = Inbox(self._wake)
+        self._drawn_at = 0.0
+        self._draw_timer: Timer | None = None
+        self._play_timer: Timer | None = None
+        self._restarting = False
+        self._up = False
+        self.theme = "textual-dark" if palette.dark else "textual-light"
+        if palette.color == "none" and not self.no_color:
+            self._without_colour()
+
+    # The window.
+
+    def compose(self) -> ComposeResult:
+        """All panels, before anything is known."""
+        palette = self.palette
+        yield StatusLine(palette, self.session, id="status")
+        yield BatchPanel(palette, id="batch")
+        with Horizontal(id="middle"):
+            yield MaskPanel(palette, id="mask")
+            with Vertical(id="side"):
+                yield KVPanel(palette, id="kv")
+                yield ThroughputPanel(palette, id="throughput")
+        yield LoadingPanel(palette, id="loading")
+        yield RequestsPanel(palette, id="requests")
+        yield PromptLine(palette, id="prompt")
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """The panels are there: now the engine may start."""
+        self.panels = list(self.query(Panel))
+        self.requests = self.query_one(RequestsPanel)
+        self.prompt = self.query_one(PromptLine)
+        self.loading_panel = self.query_one(LoadingPanel)
+        self.status = self.query_one(StatusLine)
+        self.arrangement = Layout(self.screen)
+        self.arrangement.apply(self.size)
+        self._up = True
+        self._draw()
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        self.source.start(self.inbox.put)
+        # What lives now lives as long as the window; later collections need not look at it.
+        gc.collect()
+        gc.freeze()
+
+    def on_resize(self, event: Resize) -> None:
+        """Lay the panels out anew."""
+        if self._up:
+            self.arrangement.apply(event.size)
+            self.changed()
+
+    async def on_unmount(self) -> None:
+        """No engine stays behind. With a terminal, `run_async` sees to it after its restoration."""
+        self._up = False
+        self.inbox.close()
+        if self.is_headless:
+            await asyncio.to_thread(self.source.close)
+
+    async def run_async(self, *args: object, **options: object) -> int | None:
+        """Run until quit; the terminal is given back first, then the engine is ended."""
+        try:
+            return await super().run_async(*args, **options)  # type: ignore[arg-type]
+        finally:
+            self.inbox.close()
+            await asyncio.to_thread(self.source.close)
+
+    def _without_colour(self) -> None:
+        from textual.filter import Monochrome
+
+        self._filters.append(Monochrome())
+
+    # From messages to pictures.
+
+    def _wake(self) -> None:
+        """Called from the reading thread: `post_message` is safe there."""
+        try:
+            self.post_message(self.Spoke())
+        except RuntimeError:
+            self.inbox.close()  # The window is gone.
+
+    def on_cbviz_app_spoke(self) -> None:
+        """Take in what has come; after a while let keys have their turn, then go on."""
+        if not self.inbox.take(self.driver.on_message, INGEST_S):
+            self.post_message(self.Spoke())
+        while self.session.notices:
+            notice = self.session.notices.popleft()
+            level = "information" if notice.level == "info" else notice.level
+            self.say(notice.message, level)
+        self.changed()
+
+    def changed(self) -> None:
+        """Draw soon: at once, or as soon as the last picture is old enough."""
+        if self._draw_timer is not None:
+            return
+        wait = self._drawn_at + FRAME_S - time.perf_counter()
+        if wait <= 0:
+            self._draw()
+        else:
+            self._draw_timer = self.set_timer(wait, self._draw)
+
+    def _draw(self) -> None:
+        """Draw the newest state."""
+        self._draw_timer = None
+        if not self._up:
+            return
+        session = self.session
+        frame = session.frame()
+        self.arrangement.show_loading(frame is None)
+        if frame is None:
+            self.loading_panel.show(session, self.source.title, self.source.can_drive)
+        for panel in self.panels:
+            if self.arrangement.shows(panel):
+                panel.show(frame)
+        world = frame.world if frame else None
+        counts = (len(world.running), len(world.waiting), world.num_finished) if world else (0,) * 3
+        status = StatusView(
+            self.source.title, self.source.can_drive, self.driver.playing, self.driver.speed
+        )
+        budget = world.token_budget if world else 0
+        self.status.show(session, status, counts, budget)
+        self._drawn_at = time.perf_counter()
+
+    def say(self, text: str, level: str = "information") -> None:
+        """One line over the window for a few seconds. `text` is untrusted."""
+        safe = one_line(text, limit=400, ascii=self.palette.ascii)
+        severity = level if level in ("warning", "error") else "information"
+        self.notify(safe, severity=severity, markup=False)  # type: ignore[arg-type]
+
+    def _follow_up(self) -> None:
+        """After an intention: a replay's clock runs only while it plays."""
+        if self.driver.playing and self._play_timer is None:
+            self._play_timer = self.set_interval(FRAME_S, self._tick)
+        elif not self.driver.playing and self._play_timer is not None:
+            self._play_timer.stop()
+            self._play_timer = None
+        self.changed()
+
+    def _tick(self) -> None:
+        step = self.session.step
+        self.driver.tick(time.perf_counter())
+        if self.session.step != step or not self.driver.playing:
+            self._follow_up()
+
+    # What the keys do.
+
+    def action_run_or_pause(self) -> None:
+        """Run or pause."""
+        self.driver.run_or_pause()
+        self._follow_up()
+
+    def action_step_on(self, steps: int) -> None:
+        """Through history, or a new step."""
+        self.driver.forward(steps)
+        self._follow_up()
+
+    def action_step_back(self, steps: int) -> None:
+        """Look back."""
+        self.driver.back(steps)
+        self._follow_up()
+
+    def action_to_start(self) -> None:
+        """The oldest step."""
+        self.driver.to_start()
+        self._follow_up()
+
+    def action_to_end(self) -> None:
+        """The newest step."""
+        self.driver.to_end()
+        self._follow_up()
+
+    def action_speed(self, direction: int) -> None:
+        """Faster or slower."""
+        self.driver.change_speed(direction)
+        self._follow_up()
+
+    def action_budget(self, direction: int) -> None:
+        """Another token budget."""
+        self.driver.change_budget(direction)
+
+    def action_inject(self) -> None:
+        """Type a prompt."""
+        self.prompt.ask(Asks.PROMPT)
+
+    def action_ask_step(self) -> None:
+        """Type the number of a step."""
+        self.prompt.ask(Asks.STEP)
+
+    def action_cancel(self) -> None:
+        """Cancel the selected request."""
+        self.driver.cancel(self.requests.selected)
+
+    def action_select(self, lines: int) -> None:
+        """Select a request."""
+        self.requests.move_selection(lines)
+
+    def action_panel(self, name: str) -> None:
+        """Focus a panel; show it where there was no room for it."""
+        panel = self.arrangement.bring(name)
+        panel.focus()
+        self.changed()
+
+    def action_maximise(self) -> None:
+        """The focused panel alone, or all again."""
+        self.arrangement.toggle_zoom(self.focused)
+        self.changed()
+
+    async def action_restart(self) -> None:
+        """End the engine and start it again."""
+        if self._restarting:
+            return
+        self._restarting = True
+        try:
+            self.inbox.close()
+            self.inbox = Inbox(self._wake)
+            self.session.begin()
+            self.changed()
+            await asyncio.to_thread(self.source.close)
+            self.source.start(self.inbox.put)
+        finally:
+            self._restarting = False
+
+    def action_help(self) -> None:
+        """All keys."""
+        from cbviz.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen(self.palette, self._help_groups()))
+
+    def _help_groups(self) -> list[tuple[str, Sequence[Binding]]]:
+        groups: list[tuple[str, Sequence[Binding]]] = [("Everywhere", KEYS)]
+        for panel in self.panels:
+            own = [item for item in type(panel).BINDINGS if isinstance(item, Binding)]
+            if own:
+                groups.append((f"In the panel {panel.id}", own))
+        return groups
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """What the command palette offers: everything that a key does."""
+        for binding in KEYS:
+            if binding.id not in ("interrupt", "panel_6"):
+                action = binding.action
+                yield SystemCommand(
+                    binding.description, binding.tooltip, lambda action=action: self._act(action)
+                )
+
+    def _act(self, action: str) -> None:
+        self.call_later(self.run_action, action)
+
+    # What panels and the prompt line say.
+
+    def on_prompt_line_entered(self, event: PromptLine.Entered) -> None:
+        """Enter in the line."""
+        if event.asks is Asks.STEP:
+            self.driver.go_to(event.text)
+            self.prompt.leave()
+        elif self.driver.inject(event.text):
+            self.prompt.clear()
+            self.prompt.leave()
+        self._follow_up()
+
+    def on_token_selected(self, event: TokenSelected) -> None:
+        """A token was picked somewhere: its request is the selected one."""
+        self.requests.select(event.request_id or None)

@@ -1,0 +1,81 @@
+"""Which panels are to be seen, for the size of the terminal and for what the user asked for."""
+
+from __future__ import annotations
+
+from textual.geometry import Size
+from textual.screen import Screen
+from textual.widget import Widget
+
+from cbviz.panels.base import Panel
+
+PANELS = ("batch", "mask", "kv", "throughput", "requests")
+BOTH_SIDES_FROM = 34
+"""Lines from which on KV cache and throughput stand one above the other."""
+
+
+class Layout:
+    """Shows and hides the panels of a screen; their sizes follow from the style sheet."""
+
+    def __init__(self, screen: Screen[object]) -> None:
+        self._widgets = {name: screen.query_one(f"#{name}") for name in (*PANELS, "loading")}
+        self._middle = screen.query_one("#middle")
+        self._side = screen.query_one("#side")
+        self._screen = screen
+        self._both = True
+        self._lower = "kv"
+        """Which of the two side panels is shown where there is room for one."""
+        self._zoomed: str | None = None
+        self._loading = True
+
+    def apply(self, size: Size) -> None:
+        """Take the size of the terminal into account."""
+        self._both = size.height >= BOTH_SIDES_FROM
+        self._screen.set_class(size.height < BOTH_SIDES_FROM, "-low")
+        self._screen.set_class(size.width < 100, "-narrow")
+        self._arrange()
+
+    def show_loading(self, loading: bool) -> None:
+        """The list of stages stands where the requests will be."""
+        if loading != self._loading:
+            self._loading = loading
+            self._arrange()
+
+    def bring(self, name: str) -> Panel:
+        """Make sure that a panel can be seen; that panel."""
+        if name in ("kv", "throughput"):
+            self._lower = name
+        if self._zoomed is not None:
+            self._zoomed = name
+        self._arrange()
+        panel = self._widgets[name]
+        assert isinstance(panel, Panel)
+        return panel
+
+    def toggle_zoom(self, focused: Widget | None) -> None:
+        """One panel alone (the focused one, else the mask), or all again."""
+        if self._zoomed is not None:
+            self._zoomed = None
+        else:
+            name = focused.id if focused is not None else None
+            self._zoomed = name if name in PANELS else "mask"
+        self._arrange()
+
+    def shows(self, panel: Panel) -> bool:
+        """Whether it is to be seen now."""
+        return panel.display
+
+    def _arrange(self) -> None:
+        visible = {name: self._visible(name) for name in PANELS}
+        visible["loading"] = self._loading and visible["requests"]
+        visible["requests"] = visible["requests"] and not self._loading
+        for name, shown in visible.items():
+            self._widgets[name].display = shown
+        self._side.display = visible["kv"] or visible["throughput"]
+        self._middle.display = visible["mask"] or self._side.display
+        for name in PANELS:
+            self._widgets[name].set_class(name == self._zoomed, "-zoomed")
+
+    def _visible(self, name: str) -> bool:
+        if self._zoomed is not None:
+            return name == self._zoomed
+        return self._both or name not in ("kv", "throughput") or name == self._lower
