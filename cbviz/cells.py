@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,6 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from cbviz.palette import Palette
 from cbviz.sanitize import fit, width_of
 
 IntArray = npt.NDArray[np.int64]
@@ -83,9 +83,9 @@ def note(text: str, width: int, style: Style) -> Strip:
     return Line(width).add(fit(text, width, pad=False), style).strip()
 
 
-def grounded(strip: Strip, palette: Palette, base: Style) -> Strip:
-    """The strip on the widget's own foreground where the palette sets no colours."""
-    return strip.apply_style(base) if palette.color == "none" else strip
+def grounded(strip: Strip, base: Style) -> Strip:
+    """The strip on the widget's own colours: Textual puts none under a line that we render."""
+    return strip.apply_style(base)
 
 
 def share(amounts: Sequence[int], cells: int) -> list[int]:
@@ -118,16 +118,23 @@ def share(amounts: Sequence[int], cells: int) -> list[int]:
 def bin_edges(groups: Sequence[int], cells: int) -> IntArray:
     """Edges `[bins + 1]` of at most `cells` bins over items that stand in groups.
 
-    Bins keep to one group each when there are enough cells (so that a picture zoomed out never
-    mixes two requests in one cell); otherwise all bins are equally wide.
+    Every bin holds the same number of items (the last of a group may hold fewer), so that a slope
+    stays straight; and bins keep to one group each, so that a picture zoomed out never mixes two
+    requests in one cell, unless there are more groups than cells.
     """
-    sizes = [size for size in groups if size]
-    total = sum(sizes)
+    sizes = np.asarray([size for size in groups if size], dtype=np.int64)
+    total = int(sizes.sum())
     if len(sizes) > cells:
-        return np.linspace(0, total, max(cells, 0) + 1).astype(np.int64)
+        sizes = np.asarray([total], dtype=np.int64)
+    if not total or cells <= 0:
+        return np.zeros(1, dtype=np.int64)
+    step = 1 + bisect_left(
+        range(1, total + 1), True, key=lambda step: bool((-(-sizes // step)).sum() <= cells)
+    )
     edges = [np.zeros(1, dtype=np.int64)]
     start = 0
-    for size, bins in zip(sizes, share(sizes, cells), strict=True):
-        edges.append(start + (np.arange(1, bins + 1, dtype=np.int64) * size) // bins)
+    for size in sizes.tolist():
+        ends = np.arange(step, size + step, step, dtype=np.int64)
+        edges.append(start + np.minimum(ends, size))
         start += size
     return np.concatenate(edges)

@@ -134,7 +134,7 @@ class MaskArt:
                 line.add(words.ljust(span), tint.on)
             else:
                 rule = " " + self.palette.glyphs.line * span
-                line.add((words + rule)[:span], tint.dim)
+                line.add(words[:1], tint.name).add((words + rule)[1:span], self.palette.muted)
         return line.strip()
 
     def _axis(self, grid: MaskGrid, y: int, cursor: Cursor | None) -> Strip:
@@ -145,10 +145,11 @@ class MaskArt:
             segment = self._segments[(code - 1) // 2]
             key = first + column
             piece = self._piece(segment, int(self._axes.key_position[key]))
+            words = piece.strip(" ") or piece
             if grid.cell_width >= 3:
-                text = fit(piece, grid.cell_width - 1, ascii=self.palette.ascii) if y == 0 else ""
+                text = fit(words, grid.cell_width - 1, ascii=self.palette.ascii) if y == 0 else ""
             else:
-                safe = fit(piece.strip() or piece, 80, pad=False, ascii=self.palette.ascii)
+                safe = fit(words, 80, pad=False, ascii=self.palette.ascii)
                 text = fit(safe[y : y + 1], 1, ascii=self.palette.ascii)
                 if grid.axis_rows > 1 and y == grid.axis_rows - 1 and len(safe) > y + 1:
                     text = self.palette.glyphs.ellipsis
@@ -163,9 +164,9 @@ class MaskArt:
     def _row(self, grid: MaskGrid, y: int, cursor: Cursor | None) -> Strip:
         line = Line(self.width)
         at = self._cursor_cell(grid, cursor)
-        self._gutter(grid, y, line, at is not None and at[0] == y)
-        codes = self._codes[y]
-        if at is None or at[0] != y:
+        self._gutter(grid, y, line, at is not None and at[0] == y // grid.row_height)
+        codes = self._codes[y // grid.row_height]
+        if at is None or at[0] != y // grid.row_height:
             return line.extend(run_cells(codes, self._table)).strip()
         column = at[1]
         text, style = self._table[codes[column]]
@@ -178,6 +179,10 @@ class MaskArt:
 
     def _gutter(self, grid: MaskGrid, y: int, line: Line, lit: bool) -> None:
         """Which queries a line is: letter and token, or the range of positions."""
+        y, below = divmod(y, grid.row_height)
+        if below:
+            line.pad_to(grid.gutter, self.palette.muted)
+            return
         step = 2 if grid.mode is Mode.HALF else 1
         edges = grid.row_edges
         first = int(edges[y * step])
@@ -234,13 +239,12 @@ class MaskArt:
         cells = [(glyphs.full, tint.bright), (" new  ", muted), (cached, tint.dim)]
         cells.append((" cached  ", muted))
         if grid.mode is Mode.BINS:
-            rows = self._axes.num_queries / (len(grid.row_edges) - 1)
-            columns = self._axes.num_keys / (len(grid.column_edges) - 1)
+            rows, columns = grid.scale
             cells.append((glyphs.shades[1] + glyphs.shades[2], tint.bright))
-            cells.append((f" partly: about {rows:.1f} × {columns:.1f} a cell  ", muted))
+            cells.append((f" partly  {rows} × {columns} pairs a cell  ", muted))
         elif not grid.whole:
             cells.append((self._where(grid), muted))
-        cells.append(("x zoom  hjkl cursor", self.palette.faint))
+        cells.append(("x zoom  hjkl cursor", muted))
         return [(fit(text, 80, pad=False, ascii=self.palette.ascii), s) for text, s in cells]
 
     def _where(self, grid: MaskGrid) -> str:

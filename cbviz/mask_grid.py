@@ -22,6 +22,7 @@ FULL = 4
 """The level of a cell that is wholly True."""
 WORD_WIDTHS = (8, 6, 5, 4, 3, 2, 1)
 MAX_AXIS_ROWS = 5
+MAX_ROW_HEIGHT = 3
 LETTER_GUTTER = 3
 
 
@@ -54,6 +55,8 @@ class MaskGrid:
     row_edges: IntArray
     column_edges: IntArray
     cell_width: int
+    row_height: int
+    """Terminal lines of a row; more than 1 only in `rows` mode."""
     gutter: int
     axis_rows: int
     band_rows: int
@@ -63,7 +66,7 @@ class MaskGrid:
     def lines(self) -> int:
         """Terminal lines of the grid itself."""
         rows = len(self.row_edges) - 1
-        return -(-rows // 2) if self.mode is Mode.HALF else rows
+        return -(-rows // 2) if self.mode is Mode.HALF else rows * self.row_height
 
     @property
     def top(self) -> int:
@@ -87,7 +90,7 @@ class MaskGrid:
         return tuple(map(int, ends)) == (0, self.axes.num_queries, 0, self.axes.num_keys)
 
     def levels(self) -> Levels:
-        """What each cell shows, `[lines, columns]`.
+        """What each cell shows, `[rows, columns]`; in `half` mode `[lines, columns]`.
 
         0 = all False, 4 = all True, 1–3 = partly. In `half` mode: bit 0 the upper query, bit 1 the
         lower one.
@@ -102,6 +105,11 @@ class MaskGrid:
         if self.exact_rows and self.exact_columns:
             return self.axes.mask(rows, columns).astype(np.uint8) * np.uint8(FULL)
         return shade(coverage(self.axes, self.row_edges, self.column_edges))
+
+    @property
+    def scale(self) -> tuple[int, int]:
+        """Queries and keys that a cell stands for, at most."""
+        return int(np.diff(self.row_edges).max()), int(np.diff(self.column_edges).max())
 
     def row_of(self, query: int) -> int | None:
         """The row that holds a query; None when it is not on the panel."""
@@ -172,21 +180,22 @@ def plan(
         return MaskGrid(
             axes, Mode.ROWS, _window(origin[0], lines - axis, axes.num_queries),
             _window(origin[1], (width - gutter) // cell, axes.num_keys),
-            cell, gutter, axis, band, status,
+            cell, 1, gutter, axis, band, status,
         )  # fmt: skip
     rows, keys = axes.num_queries, axes.num_keys
     every_row, every_key = np.arange(rows + 1), np.arange(keys + 1)
     if rows <= lines and keys <= width - gutter:
         cell = next(size for size in WORD_WIDTHS if size * keys <= width - gutter)
         axis = min(lines - rows, MAX_AXIS_ROWS if cell < 3 else 1)
+        tall = max(1, min(cell // 2, (lines - axis) // rows, MAX_ROW_HEIGHT))
         return MaskGrid(
-            axes, Mode.ROWS, every_row, every_key, cell, gutter, axis, band, status
+            axes, Mode.ROWS, every_row, every_key, cell, tall, gutter, axis, band, status
         )  # fmt: skip
     if half_blocks and rows <= 2 * lines and keys <= width - LETTER_GUTTER:
         cell = 2 if 2 * keys <= width - LETTER_GUTTER else 1
         axis = min(lines - -(-rows // 2), MAX_AXIS_ROWS)
         return MaskGrid(
-            axes, Mode.HALF, every_row, every_key, cell, LETTER_GUTTER, axis, band, status
+            axes, Mode.HALF, every_row, every_key, cell, 1, LETTER_GUTTER, axis, band, status
         )
     parts = [part for s in segments for part in (s.context, s.length)]
     columns = bin_edges(parts, width - gutter)
@@ -195,7 +204,7 @@ def plan(
     queries = bin_edges([s.length for s in segments], lines - axis)
     cell = max(1, (width - gutter) // (len(columns) - 1)) if exact else 1
     mode = Mode.ROWS if exact and len(queries) - 1 == rows else Mode.BINS
-    return MaskGrid(axes, mode, queries, columns, min(cell, 2), gutter, axis, band, status)
+    return MaskGrid(axes, mode, queries, columns, min(cell, 2), 1, gutter, axis, band, status)
 
 
 def _window(first: int, shown: int, total: int) -> IntArray:

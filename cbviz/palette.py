@@ -97,8 +97,8 @@ class Tint:
 
 # Green, teal and lime in turn, light beside dark: the eye that sees no hue still sees a step.
 _TINTS_DARK = (
-    ("#5fe07a", "#5d7a64"), ("#1fa58f", "#47635f"), ("#c6f04a", "#7c855f"), ("#2f9e44", "#4a614e"),
-    ("#7fe9d0", "#6a817c"), ("#8cb82b", "#5f6a48"), ("#35c46b", "#517060"), ("#b9f5b0", "#7b8c79"),
+    ("#5fe07a", "#6a8a72"), ("#1fa58f", "#527370"), ("#c6f04a", "#858f66"), ("#2f9e44", "#567059"),
+    ("#7fe9d0", "#748d88"), ("#8cb82b", "#6b7751"), ("#35c46b", "#5c7d6c"), ("#b9f5b0", "#84967f"),
 )  # fmt: skip
 _TINTS_LIGHT = (
     ("#1d7a3a", "#9bb3a2"), ("#4bb8a4", "#bccfcb"), ("#5d7a00", "#a8b08c"), ("#63b868", "#bfd1c0"),
@@ -114,20 +114,20 @@ _UI_NAMES = (
 )  # fmt: skip
 _UI_DARK = (
     "#d7dde5", "#8b95a3", "#4a535f", "#8ab4f8", "#7ddc8a", "#f2c14e", "#ff7b72", "bold #f0f3f6",
-    "#c6f04a", "#35b597", "#c9b458", "#e58fd0", "#8b95a3", "#ff9d3c", "#4a535f",
+    "#7cc7ff", "#8f7ee6", "#c9b458", "#e58fd0", "#8b95a3", "#ff9d3c", "#4a535f",
 )  # fmt: skip
 _UI_LIGHT = (
     "#20262d", "#5c6670", "#b4bcc5", "#1f5fbf", "#1d7a3a", "#8a5a00", "#b3261e", "bold #101418",
-    "#4f6b00", "#00796b", "#7a6200", "#9c2f80", "#5c6670", "#b85c00", "#b4bcc5",
+    "#0a6fb8", "#6b4fd0", "#7a6200", "#9c2f80", "#5c6670", "#b85c00", "#b4bcc5",
 )  # fmt: skip
 _UI_256 = (
     "color(253)", "color(246)", "color(240)", "color(111)", "color(114)", "color(221)",
-    "color(209)", "bold color(255)", "color(191)", "color(36)", "color(179)", "color(176)",
+    "color(209)", "bold color(255)", "color(117)", "color(105)", "color(179)", "color(176)",
     "color(246)", "color(208)", "color(240)",
 )  # fmt: skip
 _UI_16 = (
     "white", "bright_black", "bright_black", "bright_blue", "bright_green", "bright_yellow",
-    "bright_red", "bold bright_white", "bright_green", "cyan", "yellow", "bright_magenta",
+    "bright_red", "bold bright_white", "bright_blue", "blue", "yellow", "bright_magenta",
     "bright_black", "yellow", "bright_black",
 )  # fmt: skip
 _UI_NONE = (

@@ -133,7 +133,7 @@ class MaskPanel(Panel):
             strip = art.line(y, height, self.cursor)
         else:
             strip = note(self._hint() if y == 0 else "", width, self.palette.muted)
-        return grounded(strip, self.palette, self.rich_style)
+        return grounded(strip, self.rich_style)
 
     def _hint(self) -> str:
         if self.frame is None or self.frame.record is None:
@@ -195,7 +195,7 @@ class MaskPanel(Panel):
         if grid is None or offset is None:
             return
         step = 2 if grid.mode is Mode.HALF else 1
-        row = (offset.y - grid.top) * step
+        row = (offset.y - grid.top) // grid.row_height * step
         column = (offset.x - grid.gutter) // grid.cell_width
         if 0 <= row < len(grid.row_edges) - 1 and 0 <= column < len(grid.column_edges) - 1:
             self._put_cursor(int(grid.row_edges[row]), int(grid.column_edges[column]))
