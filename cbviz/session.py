@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from cbviz.frame import Frame
 from engine.protocol import Fatal, Message, Notice, Pending, Ready, RunState, Stage, Stepped
-from engine.record import Event, Failed, RunHeader, StepRecord
+from engine.record import Event, RunHeader, StepRecord
 from engine.world import World
 
 MAX_STEPS = 20_000
@@ -291,9 +291,6 @@ class Session:
             self._cursor = max(self._cursor, self.oldest)
         elif not self._follow:
             self._cursor = record.step
-        for event in record.events:
-            if isinstance(event, Failed):
-                self.notices.append(Notice(event.message, "error"))
 
     def _on_stage(self, stage: Stage) -> None:
         if self.stages and self.stages[-1].name == stage.name:
