@@ -12,7 +12,8 @@ from engine.request import SamplingParams
 from engine.version import __version__
 
 if TYPE_CHECKING:
-    from engine.engine import Completion, Engine
+    from engine.core import Completion
+    from engine.engine import Engine
 
 __all__ = ["Completion", "Engine", "EngineConfig", "SamplingParams", "__version__"]
 

@@ -7,6 +7,7 @@ the two offsets is that of Text Generation Inference and vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _UNFINISHED = "\ufffd"
@@ -52,6 +53,22 @@ class Detokenizer:
         return text
 
 
+class TokenizerText:
+    """The text side of a tokenizer (`engine.core.TextSide`)."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._piece = Pieces(tokenizer)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself."""
+        return [self._piece(token_id) for token_id in token_ids]
+
+    def stream(self, prompt_ids: list[int]) -> Detokenizer:
+        """A stream for the output that follows a prompt."""
+        return Detokenizer(self._tokenizer, prompt_ids)
+
+
 class Pieces:
     """The text of single tokens, as a grid shows them: leading spaces kept, odd bytes as hex."""
 
@@ -65,10 +82,6 @@ class Pieces:
         if piece is None:
             piece = self._cache[token_id] = self._piece(token_id)
         return piece
-
-    def all(self, token_ids: list[int]) -> list[str]:
-        """The pieces of several tokens."""
-        return [self(token_id) for token_id in token_ids]
 
     def _piece(self, token_id: int) -> str:
         token = self._tokenizer.convert_ids_to_tokens(token_id)

@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being fetched, bytes done, bytes in all."""
 
 
-def download(name: str, revision: str | None, progress: Progress) -> Path:
+def download(name: str, revision: str | None, progress: Progress, *, weights: bool) -> Path:
     """The local snapshot of a hub model, fetched as far as it is not cached.
 
     Raises:
@@ -38,8 +38,10 @@ def download(name: str, revision: str | None, progress: Progress) -> Path:
     """
     progress(name, 0, 0)
     try:
-        path = _snapshot(name, revision, [*SIDE_FILES, "*.safetensors"], progress)
-        if not any(path.glob("*.safetensors")):
+        path = _snapshot(
+            name, revision, [*SIDE_FILES, *(["*.safetensors"] if weights else [])], progress
+        )
+        if weights and not any(path.glob("*.safetensors")):
             path = _snapshot(name, revision, [*SIDE_FILES, "*.bin"], progress)
         return path
     except Exception as error:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+import psutil
 
 from engine.block_pool import blocks_for
 from engine.config import EngineConfig
 from engine.errors import InvalidInput
 from engine.record import ModelFacts
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_FRACTION = 0.25
 """Of the memory that is free after loading the weights, at most this much for the pool."""
@@ -82,6 +88,15 @@ def plan_memory(
         max_num_seqs=seqs,
         max_model_len=max_model_len,
     )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be taken on a device now."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
 
 
 def format_bytes(size: float) -> str:

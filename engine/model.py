@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +13,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from engine.attention.interface import register, transformers_name
-from engine.config import EMBEDDED, EngineConfig
+from engine.config import EngineConfig
 from engine.errors import ModelUnavailable
 from engine.hub import download
+from engine.locate import local_directory
 from engine.record import ModelFacts
 
-EMBEDDED_PATH = Path(__file__).parent / "embedded" / "model"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 StageReport = Callable[[str, str, int, int], None]
 """Called with stage name, detail, done, total while loading."""
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 _STANDARD_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -50,9 +48,9 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     path = resolve(config, report)
-    hf_config = _read_config(config, path)
+    hf_config = read_config(config, path)
     check_supported(hf_config, config.model)
-    max_model_len = _context_limit(config, hf_config)
+    max_model_len = context_limit(config, hf_config)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device, hf_config)
     tokenizer = _read_tokenizer(config, path)
@@ -60,36 +58,27 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
     model = _read_weights(config, path, dtype, device)
     register()
     model.set_attn_implementation(transformers_name(attention))
-    facts = _facts(config, model, hf_config)
+    facts = describe(config, model, hf_config)
     return LoadedModel(
         model, tokenizer, facts, device, dtype, max_model_len, _eos_ids(model, tokenizer)
     )
 
 
-def resolve(config: EngineConfig, report: StageReport) -> Path:
-    """The directory that holds the model; a hub name is downloaded first.
+def resolve(config: EngineConfig, report: StageReport, *, weights: bool = True) -> Path:
+    """The directory that holds the model (without its weights, if so wished); a hub name is
+    downloaded first.
 
     Raises:
         ModelUnavailable: there is no such directory, or the hub cannot give it.
     """
-    if config.model == EMBEDDED:
-        return EMBEDDED_PATH
-    path = Path(config.model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelUnavailable(
-                f"{config.model} is not a Hugging Face model directory: it holds no config.json"
-            )
+    path = local_directory(config.model)
+    if path is not None:
         return path
-    if path.exists():
-        raise ModelUnavailable(f"{config.model} is a file; give the directory of the model")
-    if not _HUB_NAME.fullmatch(config.model) or config.model.startswith((".", "/", "~")):
-        raise ModelUnavailable(
-            f"there is no directory {config.model} (and a hub name looks like gpt2 or "
-            f"organisation/model)"
-        )
     return download(
-        config.model, config.revision, lambda detail, n, of: report("download", detail, n, of)
+        config.model,
+        config.revision,
+        lambda detail, n, of: report("download", detail, n, of),
+        weights=weights,
     )
 
 
@@ -147,7 +136,12 @@ def pick_dtype(wanted: str, device: torch.device, hf_config: Any) -> torch.dtype
     return torch.float32
 
 
-def _read_config(config: EngineConfig, path: Path) -> Any:
+def read_config(config: EngineConfig, path: Path) -> Any:
+    """The model's transformers configuration.
+
+    Raises:
+        ModelUnavailable: it is missing, damaged or of an unknown kind.
+    """
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
     except Exception as error:
@@ -173,7 +167,7 @@ def _read_weights(
         raise _unreadable("weights", config, error) from error
 
 
-def _context_limit(config: EngineConfig, hf_config: Any) -> int:
+def context_limit(config: EngineConfig, hf_config: Any) -> int:
     """Tokens of a request at most: the model's context, or the smaller limit asked for."""
     text = hf_config.get_text_config()
     context = int(getattr(text, "max_position_embeddings", 0) or 2048)
@@ -202,7 +196,8 @@ def _sliding_window(text: Any) -> int:
     return int(window) if used else 0
 
 
-def _facts(config: EngineConfig, model: Any, hf_config: Any) -> ModelFacts:
+def describe(config: EngineConfig, model: Any, hf_config: Any) -> ModelFacts:
+    """The facts of a model, whose weights need not be there."""
     text = hf_config.get_text_config()
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)

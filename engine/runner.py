@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from engine.attention.interface import PagedStep
+from engine.core import StepOutput
 from engine.errors import ModelUnavailable
 from engine.kv_cache import KVCache
 from engine.model import LoadedModel
@@ -17,20 +17,6 @@ from engine.record import Segment, SegmentKind
 from engine.request import Request
 from engine.sampler import sample
 from engine.scheduler import Plan
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What came out of a step: one token and log-probability for each sampling segment.
-
-    Times in seconds.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    build_s: float
-    forward_s: float
-    sample_s: float
 
 
 class ModelRunner:

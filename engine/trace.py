@@ -53,7 +53,7 @@ class TraceWriter:
     """Writes one trace. `write` raises OSError when the disk is full; the file stays readable.
 
     Raises:
-        InvalidInput: the file cannot be created.
+        InvalidInput: the file cannot be created, or not even its header be written.
     """
 
     def __init__(self, path: Path, header: RunHeader) -> None:
@@ -61,10 +61,10 @@ class TraceWriter:
         self.steps = 0
         try:
             self._file = path.open("wb", buffering=0)
+            self._put(MAGIC)
+            self._frame(TraceHeader(header=header, schema=SCHEMA))
         except OSError as error:
             raise InvalidInput(f"cannot write the trace {path}: {error.strerror}") from error
-        self._put(MAGIC)
-        self._frame(TraceHeader(header=header, schema=SCHEMA))
 
     def write(self, record: StepRecord) -> None:
         """Append one step."""

@@ -181,8 +181,9 @@ class Worker:
                 if not self.engine.cancel(request_id):
                     self._say(f"no live request {request_id}", "warning")
             case Step(count=count):
-                self._set_running(False)
-                self._steps_owed = count
+                if self.running:
+                    self._set_running(False)
+                self._steps_owed += count
             case Run():
                 self._set_running(True)
             case Pause():

@@ -1,0 +1,265 @@
+"""The command line: `cbviz`, `cbviz run`, `cbviz replay`, `cbviz info`.
+
+Only what a command needs is imported, when it needs it: the window must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from engine.config import EngineConfig, parse_bytes
+from engine.errors import InvalidInput, ModelUnavailable
+from engine.locate import local_directory
+from engine.request import SamplingParams
+from engine.version import __version__
+
+if TYPE_CHECKING:
+    from cbviz.palette import Palette
+
+F = TypeVar("F", bound=Callable[..., Any])
+WINDOW_TEMPERATURE = 0.7
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0, 2 for anything a user can mend, 130 when interrupted."""
+    try:
+        code = cli.main(args=arguments, prog_name="cbviz", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except click.ClickException as error:
+        code = fail(error.format_message())
+    except (InvalidInput, ModelUnavailable) as error:
+        code = fail(str(error))
+    except BrokenPipeError:
+        # The reader of our output left; say nothing, and keep Python from flushing into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str) -> int:
+    """Say what is wrong in one line on stderr; the exit code for it."""
+    from cbviz.sanitize import one_line
+
+    click.echo(f"cbviz: {one_line(message)}", err=True)
+    return 2
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order in which help shows them."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+engine_options = options(
+    click.option("--model", default="embedded", show_default=True, metavar="NAME|PATH",
+                 help="Hub name (gpt2) or local Hugging Face directory."),
+    click.option("--revision", metavar="REV", help="Branch, tag or commit on the hub."),
+    click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto"),
+    click.option("--dtype", default="auto",
+                 type=click.Choice(["auto", "float32", "bfloat16", "float16"])),
+    click.option("--attention", type=click.Choice(["auto", "dense", "paged"]), default="auto",
+                 help="dense: one boolean mask over the packed batch. paged: the fast one."),
+    click.option("--token-budget", "--max-num-batched-tokens", type=int, metavar="M",
+                 help="Tokens in a step at most. [default: 32 on CPU, 512 on CUDA]"),
+    click.option("--max-num-seqs", type=int, metavar="N",
+                 help="Running requests at most. [default: 8 on CPU, 64 on CUDA]"),
+    click.option("--block-size", type=int, default=16, show_default=True, metavar="TOKENS"),
+    click.option("--num-blocks", type=int, metavar="N", help="KV blocks in the pool."),
+    click.option("--kv-memory", metavar="SIZE", help="Memory of the pool, such as 512MiB."),
+    click.option("--max-model-len", type=int, metavar="TOKENS",
+                 help="Prompt and output of a request at most. [default: the model's context]"),
+    click.option("--seed", type=int, default=0, show_default=True,
+                 help="Seeds every request without a seed of its own."),
+    click.option("--threads", type=int, metavar="N", help="CPU threads of the forward pass."),
+)  # fmt: skip
+
+prompt_options = options(
+    click.option("--prompt", "prompt", multiple=True, metavar="TEXT", help="May be given again."),
+    click.option("--prompts", "prompt_file", metavar="FILE",
+                 help="One prompt a line, or .jsonl with a `prompt` field; - is stdin."),
+    click.option("--max-tokens", type=int, default=64, show_default=True, metavar="N",
+                 help="Tokens generated for each prompt at most."),
+)  # fmt: skip
+
+
+def temperature_option(default: float) -> Callable[[F], F]:
+    """`--temperature`, whose default differs between the window and `run`."""
+    return click.option("--temperature", type=float, default=default, show_default=True,
+                        help="0 = greedy.")  # fmt: skip
+
+
+trace_option = click.option("--trace", metavar="FILE", help="Record every step in this file.")
+ascii_option = click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII only.")
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@engine_options
+@prompt_options
+@temperature_option(WINDOW_TEMPERATURE)
+@trace_option
+@click.option(
+    "--speed",
+    type=float,
+    default=8.0,
+    show_default=True,
+    help="Steps a second at most; 0 = as fast as it goes.",
+)
+@click.option("--paused", is_flag=True, help="Do not start to run.")
+@click.option("--no-demo", is_flag=True, help="Start without the demo workload.")
+@ascii_option
+@click.version_option(__version__, message="cbviz %(version)s")
+@click.pass_context
+def cli(context: click.Context, **given: Any) -> None:
+    """Watch continuous batching at work: a live explorer over a real engine.
+
+    Without a command, opens the explorer (on the embedded model, offline, unless --model says
+    otherwise).
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_misplaced(context)
+        return
+    from cbviz.window import open_live
+
+    prompts = _prompts(given, SamplingParams)
+    if given["speed"] < 0:
+        raise InvalidInput(f"--speed must be 0 (unlimited) or more, not {given['speed']}")
+    _need_terminal()
+    context.exit(
+        open_live(
+            _config(given),
+            trace=_trace(given),
+            prompts=prompts,
+            demo=not prompts and not given["no_demo"],
+            speed=given["speed"],
+            paused=given["paused"],
+            palette=_palette(given["ascii_only"]),
+        )
+    )
+
+
+@cli.command()
+@engine_options
+@prompt_options
+@temperature_option(0.0)
+@click.option("--top-k", type=int, default=0, show_default=True, help="0 = all.")
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a request, then a summary.")
+@trace_option
+@click.pass_context
+def run(context: click.Context, **given: Any) -> None:
+    """Run prompts without a window: data on stdout, narration on stderr."""
+    from cbviz.headless import run_prompts
+
+    def params(**own: Any) -> SamplingParams:
+        shared = {name: given[name] for name in ("top_k", "top_p", "ignore_eos")}
+        return SamplingParams(**{**shared, **own})
+
+    prompts = _prompts(given, params)
+    if not prompts:
+        raise InvalidInput("nothing to run: give --prompt TEXT or --prompts FILE")
+    context.exit(
+        run_prompts(_config(given), prompts, as_json=given["as_json"], trace=_trace(given))
+    )
+
+
+@cli.command()
+@click.argument("file", metavar="FILE")
+@click.option("--speed", type=float, default=8.0, show_default=True, help="Steps a second.")
+@ascii_option
+@click.pass_context
+def replay(context: click.Context, file: str, speed: float, ascii_only: bool) -> None:
+    """Open the explorer on a recorded trace; no model and no torch needed."""
+    from cbviz.window import open_replay
+
+    _need_terminal()
+    context.exit(open_replay(Path(file), speed=speed, palette=_palette(ascii_only)))
+
+
+@cli.command()
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def info(as_json: bool, **given: Any) -> None:
+    """Versions, device, attention implementations, and the memory plan for a model."""
+    from cbviz.headless import print_info
+
+    print_info(_config(given), as_json=as_json)
+
+
+def _refuse_misplaced(context: click.Context) -> None:
+    """Options before a command would be silently lost."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is click.core.ParameterSource.COMMANDLINE:
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag} goes after {context.invoked_subcommand!r}")
+
+
+def _config(given: dict[str, Any]) -> EngineConfig:
+    names = EngineConfig.__struct_fields__
+    values = {name: given[name] for name in names if name in given}
+    if values.get("kv_memory") is not None:
+        values["kv_memory"] = parse_bytes(values["kv_memory"])
+    config = EngineConfig(**values)
+    local_directory(config.model)
+    return config
+
+
+def _prompts(
+    given: dict[str, Any], params: Callable[..., SamplingParams]
+) -> list[tuple[str, SamplingParams]]:
+    from cbviz.prompts import read_prompts
+
+    defaults = {"max_tokens": given["max_tokens"], "temperature": given["temperature"]}
+    params(**defaults)
+    found = [(text, params(**defaults)) for text in given["prompt"]]
+    if given["prompt_file"] is not None:
+        found += read_prompts(given["prompt_file"], lambda own: params(**{**defaults, **own}))
+    return found
+
+
+def _trace(given: dict[str, Any]) -> Path | None:
+    """The trace file, if its folder is there: better said now than after the model is loaded."""
+    if given["trace"] is None:
+        return None
+    path = Path(given["trace"])
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InvalidInput(f"cannot write the trace {path}: not a file in a folder that exists")
+    return path.absolute()
+
+
+def _need_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidInput("the explorer needs a terminal; without one, use `cbviz run`")
+
+
+def _palette(ascii_only: bool) -> Palette:
+    from cbviz.palette import Palette
+
+    if os.environ.get("NO_COLOR"):
+        color = "none"
+    elif os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        color = "truecolor"
+    else:
+        color = "256" if "256" in os.environ.get("TERM", "") else "16"
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    return Palette.make(ascii=ascii_only or encoding != "utf8", color=color)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""`cbviz run` and `cbviz info`: the engine in this process, no window, torch imported here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cbviz.sanitize import one_line, sanitize
+from engine.config import EngineConfig
+from engine.core import Completion
+from engine.engine import Engine
+from engine.errors import InvalidInput, StepFailed
+from engine.info import Info, gather
+from engine.memory import format_bytes
+from engine.record import SegmentKind, StepRecord
+from engine.request import SamplingParams
+from engine.trace import TraceWriter
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """Totals of a run. Rates are tokens over the summed time of the steps, s."""
+
+    requests: int = 0
+    refused: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    step_time_s: float = 0.0
+    wall_s: float = 0.0
+    output_tok_per_s: float = 0.0
+    peak_kv_blocks: int = 0
+    kv_blocks: int = 0
+
+    def count(self, record: StepRecord) -> None:
+        """Take in one step."""
+        self.steps += 1
+        self.prefill_tokens += record.tokens_of(SegmentKind.PREFILL)
+        self.decode_tokens += record.tokens_of(SegmentKind.DECODE)
+        self.output_tokens += len(record.sampled)
+        self.preemptions += sum(type(event).__name__ == "Preempted" for event in record.events)
+        self.step_time_s += record.phases.total
+        self.peak_kv_blocks = max(self.peak_kv_blocks, record.blocks_held)
+
+
+class _Run:
+    """One headless run: an engine, an optional trace, running totals."""
+
+    def __init__(self, config: EngineConfig, trace: Path | None) -> None:
+        self.engine = Engine(config, report=_narrate_stage)
+        self.writer = TraceWriter(trace, self.engine.header) if trace else None
+        self.summary = Summary(kv_blocks=self.engine.memory.num_blocks)
+        self.trace_lost = False
+
+    def step(self) -> None:
+        """One step, recorded."""
+        record = self.engine.step()
+        self.summary.count(record)
+        # What a step held at its height is not seen at its end, when finished requests are gone.
+        self.summary.peak_kv_blocks = max(
+            self.summary.peak_kv_blocks, record.blocks_held + _freed_at_end(record)
+        )
+        self._write(record)
+
+    def finish(self) -> None:
+        """Close the trace."""
+        if self.writer is None:
+            return
+        try:
+            if self.engine.pending_events:
+                self.writer.write(self.engine.flush())
+            self.writer.close()
+        except OSError as error:
+            self._lose(error)
+
+    def _write(self, record: StepRecord) -> None:
+        if self.writer is None:
+            return
+        try:
+            self.writer.write(record)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        assert self.writer is not None
+        narrate(
+            f"recording stopped after {self.writer.steps} steps, the run goes on: cannot write "
+            f"{self.writer.path}: {error.strerror}"
+        )
+        self.writer.abandon()
+        self.writer = None
+        self.trace_lost = True
+
+
+def run_prompts(
+    config: EngineConfig,
+    prompts: list[tuple[str, SamplingParams]],
+    *,
+    as_json: bool,
+    trace: Path | None,
+) -> int:
+    """Run prompts to their end and print the results in the order of the prompts.
+
+    Returns the exit code: 0, 1 when a step or the trace failed, 2 when a prompt was refused, 130
+    when interrupted.
+    """
+    narrate("importing torch and transformers, loading the model …")
+    run = _Run(config, trace)
+    narrate(describe(run.engine))
+    started = time.perf_counter()
+    request_ids = [_add(run, number, *prompt) for number, prompt in enumerate(prompts, 1)]
+    run.engine.core.want_completions([found for found in request_ids if found])
+    code = _run_all(run)
+    run.finish()
+    summary = run.summary
+    summary.wall_s = time.perf_counter() - started
+    summary.requests, summary.refused = len(prompts), request_ids.count(None)
+    if summary.step_time_s:
+        summary.output_tok_per_s = summary.output_tokens / summary.step_time_s
+    for request_id, (prompt, _) in zip(request_ids, prompts, strict=True):
+        _print_result(run.engine, request_id, prompt, as_json)
+    if as_json:
+        _print_json({"summary": msgspec.to_builtins(summary)})
+    narrate(_summary_line(summary))
+    if code == 0 and (summary.refused or run.trace_lost):
+        code = 2 if summary.refused else 1
+    return code
+
+
+def print_info(config: EngineConfig, *, as_json: bool) -> None:
+    """Answer `cbviz info`."""
+    found = gather(config)
+    if as_json:
+        _print_json(msgspec.to_builtins(found))
+        return
+    for label, value in _info_lines(found):
+        print(f"{label:<12}{one_line(value)}")
+
+
+def narrate(message: str) -> None:
+    """One line on stderr."""
+    print(f"cbviz: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def describe(engine: Engine) -> str:
+    """The engine in one line."""
+    header, plan = engine.header, engine.memory
+    return (
+        f"{header.model.name} ({header.model.num_parameters / 1e6:.1f} M parameters) on "
+        f"{header.device} {header.dtype}, {header.attention} attention, "
+        f"{plan.num_blocks} blocks of {plan.block_size}, m = {header.token_budget}"
+    )
+
+
+def _add(run: _Run, number: int, prompt: str, params: SamplingParams) -> str | None:
+    try:
+        return run.engine.add_request(prompt, params)
+    except InvalidInput as error:
+        narrate(f"prompt {number} refused: {error}")
+        return None
+
+
+def _run_all(run: _Run) -> int:
+    """Step until nothing is left; the exit code."""
+    try:
+        while run.engine.has_work:
+            run.step()
+    except KeyboardInterrupt:
+        narrate(f"interrupted after {run.summary.steps} steps")
+        return 130
+    except StepFailed as error:
+        narrate(str(error))
+        return 1
+    return 0
+
+
+def _freed_at_end(record: StepRecord) -> int:
+    """Blocks that requests finished in this step gave back at its end."""
+    finished = {e.request_id for e in record.events if type(e).__name__ == "Finished"}
+    return sum(
+        len(event.block_ids)
+        for event in record.events
+        if type(event).__name__ == "BlocksFreed" and event.request_id in finished
+    )
+
+
+def _print_result(engine: Engine, request_id: str | None, prompt: str, as_json: bool) -> None:
+    completion = engine.core.take_completion(request_id) if request_id else None
+    if as_json:
+        _print_json(_as_object(completion, request_id, prompt))
+    elif completion is not None:
+        # Into a pipe the text goes as it is; into a terminal only what cannot steer it.
+        text = completion.text
+        print("\n".join(map(sanitize, text.split("\n"))) if sys.stdout.isatty() else text)
+
+
+def _as_object(
+    completion: Completion | None, request_id: str | None, prompt: str
+) -> dict[str, Any]:
+    if completion is not None:
+        found: dict[str, Any] = msgspec.to_builtins(completion)
+        return found
+    why = "refused" if request_id is None else "not finished"
+    return {"request_id": request_id, "prompt": prompt, "error": why}
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _summary_line(summary: Summary) -> str:
+    return (
+        f"{summary.steps} steps, {summary.prefill_tokens} prefill and {summary.decode_tokens} "
+        f"decode tokens, {summary.output_tokens} output tokens at "
+        f"{summary.output_tok_per_s:.1f} tok/s, peak {summary.peak_kv_blocks} of "
+        f"{summary.kv_blocks} KV blocks"
+    )
+
+
+def _narrate_stage(name: str, detail: str, done: int, total: int) -> None:
+    if done == 0:
+        narrate(f"{name}: {detail}")
+
+
+def _info_lines(found: Info) -> list[tuple[str, str]]:
+    model, plan = found.model, found.memory
+    lines = [
+        ("versions", " · ".join(f"{name} {value}" for name, value in found.versions.items())),
+        ("device", f"{found.device} ({found.device_name}), {found.dtype}"),
+        ("attention", " · ".join(f"{name}: {value}" for name, value in found.attention.items())),
+        ("model", f"{model.name}: {model.architecture}, {model.num_parameters / 1e6:.1f} M "
+                  f"parameters, {model.num_layers} layers, {model.num_heads} heads "
+                  f"({model.num_kv_heads} for keys and values) of {model.head_dim}, "
+                  f"context {model.context}"),
+        ("weights", format_bytes(plan.weight_bytes)),
+        ("KV cache", f"{format_bytes(plan.bytes_per_token)} a token, "
+                     f"{format_bytes(plan.bytes_per_block)} a block of {plan.block_size}"),
+        ("pool", f"{plan.num_blocks} blocks = {plan.num_blocks * plan.block_size} tokens = "
+                 f"{format_bytes(plan.pool_bytes)}; {plan.fitting} would fit in the share of "
+                 f"the {format_bytes(plan.free_bytes)} free that the pool may take"),
+        ("defaults", f"token budget {plan.token_budget}, {plan.max_num_seqs} running requests, "
+                     f"{plan.max_model_len} tokens a request"),
+    ]  # fmt: skip
+    return lines
