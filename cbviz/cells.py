@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual.strip import Strip
 
+from cbviz.palette import Palette
 from cbviz.sanitize import fit, width_of
 
 IntArray = npt.NDArray[np.int64]
@@ -81,6 +83,12 @@ def run_cells(codes: IntArray, table: Sequence[Cell]) -> list[Cell]:
 def note(text: str, width: int, style: Style) -> Strip:
     """One line of our own (trusted) words."""
     return Line(width).add(fit(text, width, pad=False), style).strip()
+
+
+def titled(name: str, figures: str, palette: Palette) -> Text:
+    """A panel's title with its figures (our own words); `Text`, so that no markup is read in it."""
+    title = Text().append(name, palette.title)
+    return title.append(f"  {figures}", palette.text) if figures else title
 
 
 def grounded(strip: Strip, base: Style) -> Strip:

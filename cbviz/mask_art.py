@@ -18,6 +18,7 @@ from engine.world import World
 MIXED = 0
 """The column code of a cell that holds keys of several requests."""
 LEVELS = FULL + 1
+REVERSE = Style(reverse=True)
 
 Cursor = tuple[int, int]
 """A query and a key, indices into `[n_Q, n_K]`."""
@@ -38,6 +39,7 @@ class MaskArt:
         self._column_codes = self._code_columns(grid)
         self._codes = grid.levels() + LEVELS * self._column_codes[None, :]
         self._table = self._build_table(grid)
+        self._lower_table = self._without_dots(self._table)
 
     def line(self, y: int, height: int, cursor: Cursor | None) -> Strip:
         """Line `y` of a panel of this height."""
@@ -67,6 +69,13 @@ class MaskArt:
             for level in range(LEVELS):
                 table[LEVELS * code + level] = self._cell(grid, code, level)
         return table
+
+    def _without_dots(self, table: list[Cell]) -> list[Cell]:
+        """For the lower lines of a tall row: one dot a pair is enough."""
+        return [
+            (" " * len(text) if index % LEVELS == 0 else text, style)
+            for index, (text, style) in enumerate(table)
+        ]
 
     def _cell(self, grid: MaskGrid, code: int, level: int) -> Cell:
         glyphs = self.palette.glyphs
@@ -163,19 +172,26 @@ class MaskArt:
 
     def _row(self, grid: MaskGrid, y: int, cursor: Cursor | None) -> Strip:
         line = Line(self.width)
+        row, below = divmod(y, grid.row_height)
         at = self._cursor_cell(grid, cursor)
-        self._gutter(grid, y, line, at is not None and at[0] == y // grid.row_height)
-        codes = self._codes[y // grid.row_height]
-        if at is None or at[0] != y // grid.row_height:
-            return line.extend(run_cells(codes, self._table)).strip()
+        self._gutter(grid, y, line, at is not None and at[0] == row)
+        codes = self._codes[row]
+        table = self._lower_table if below else self._table
+        if at is None or at[0] != row:
+            return line.extend(run_cells(codes, table)).strip()
         column = at[1]
-        text, style = self._table[codes[column]]
         return (
-            line.extend(run_cells(codes[:column], self._table))
-            .add(text, style + self.palette.cursor)
-            .extend(run_cells(codes[column + 1 :], self._table))
+            line.extend(run_cells(codes[:column], table))
+            .add(*self._cursor_text(grid, cursor))
+            .extend(run_cells(codes[column + 1 :], table))
             .strip()
         )
+
+    def _cursor_text(self, grid: MaskGrid, cursor: Cursor | None) -> Cell:
+        """The pair under the cursor as a letter: a block in reverse would look like a hole."""
+        query, key = cursor or (0, 0)
+        true = bool(self._axes.mask(slice(query, query + 1), slice(key, key + 1))[0, 0])
+        return ("T" if true else "F").ljust(grid.cell_width), self.palette.accent + REVERSE
 
     def _gutter(self, grid: MaskGrid, y: int, line: Line, lit: bool) -> None:
         """Which queries a line is: letter and token, or the range of positions."""
@@ -213,7 +229,8 @@ class MaskArt:
             words = words if words.startswith(" ") else f" {words}"
             return fit(words, width, ascii=self.palette.ascii), self.palette.text
         dash = self.palette.glyphs.dash
-        return fit(f" {position}{dash}{position + end - first - 1}", width), self.palette.muted
+        words = f"{position}{dash}{position + end - first - 1}"
+        return fit(f" {words}" if len(words) < width else words, width), self.palette.muted
 
     def _ends_segment(self, end: int) -> bool:
         owners = self._axes.query_segment
@@ -241,7 +258,7 @@ class MaskArt:
         if grid.mode is Mode.BINS:
             rows, columns = grid.scale
             cells.append((glyphs.shades[1] + glyphs.shades[2], tint.bright))
-            cells.append((f" partly  {rows} × {columns} pairs a cell  ", muted))
+            cells.append((f" partly  {rows} {glyphs.times} {columns} pairs a cell  ", muted))
         elif not grid.whole:
             cells.append((self._where(grid), muted))
         cells.append(("x zoom  hjkl cursor", muted))

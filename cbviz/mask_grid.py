@@ -173,7 +173,7 @@ def plan(
     lines = height - band - status
     if not axes.num_queries or lines < 1 or width < 8:
         return None
-    gutter = min(14, max(7, width // 6))
+    gutter = min(14, max(9 if width >= 40 else 7, width // 6))
     if zoom is not Zoom.FIT:
         cell = 2 if zoom is Zoom.CELLS else WORD_WIDTHS[0]
         axis = min(1, max(0, lines - 4))

@@ -75,7 +75,7 @@ UNICODE_GLYPHS = Glyphs(
 
 ASCII_GLYPHS = Glyphs(
     full="#", cached="+", upper="#", lower="#", half_blocks=False, off=".", free=".", pad="x",
-    fills=".12345678", shades=" .:+#", bar="#", bar_alt="=", bar_rest=".", edge="|",
+    fills=".12345678", shades=" -=%#", bar="#", bar_alt="=", bar_rest=".", edge="|",
     samples=">", written="<", cursor=">", ellipsis="~", arrow=">", dash="-", times="x",
     middot="-", check="v", cross="x", line="-", spark="_.-:=+*#",
 )  # fmt: skip
@@ -127,7 +127,7 @@ _UI_256 = (
 )  # fmt: skip
 _UI_16 = (
     "white", "bright_black", "bright_black", "bright_blue", "bright_green", "bright_yellow",
-    "bright_red", "bold bright_white", "bright_blue", "blue", "yellow", "bright_magenta",
+    "bright_red", "bold bright_white", "bright_white", "bright_blue", "yellow", "bright_magenta",
     "bright_black", "yellow", "bright_black",
 )  # fmt: skip
 _UI_NONE = (

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.style import Style
-from rich.text import Text
+from textual import events
 from textual.strip import Strip
 
-from cbviz.cells import Cell, Line, grounded, note, share
+from cbviz.cells import Cell, Line, grounded, note, share, titled
 from cbviz.mask_words import piece_of
 from cbviz.palette import Palette
 from cbviz.panels.base import Panel
+from cbviz.panels.selection import TokenSelected
 from cbviz.sanitize import fit, width_of
 from engine.record import Segment, SegmentKind, StepRecord
 from engine.world import World
 
-TOKEN_WIDTHS = (14, 10, 8, 6, 5, 4, 3, 2)
+TOKEN_WIDTHS = (14, 10, 8, 6, 5, 4, 3)
 """How wide a token's text may be, tried from left to right until all tokens fit."""
+TIGHT = 5
+"""From this width down a token's leading space gives way to its letters."""
 NAMED_CHUNKS = 2
 """Prefill chunks that the title names one by one."""
 
@@ -33,15 +36,18 @@ class BatchPanel(Panel):
         super().__init__(palette, id=id)
         self._lines: list[Strip] = []
         self._drawn_for: object = None
+        self._selected: tuple[str, int | None] = ("", None)
+        self._spans: list[tuple[int, int, int, str, int]] = []
+        """Where tokens are: line, first and end column, request, position."""
 
     def update_frame(self) -> None:
         """Forget the lines of the step before."""
         self._drawn_for = None
         record = self.frame.record if self.frame else None
-        title = Text("Batch")
+        words = ""
         if self.frame is not None and record is not None and record.segments:
-            title.append("  " + figures(self.frame.world, record, self.palette))
-        self.border_title = title
+            words = figures(self.frame.world, record, self.palette)
+        self.border_title = titled("Batch", words, self.palette)
 
     def render_line(self, y: int) -> Strip:
         """One line of the panel."""
@@ -63,6 +69,22 @@ class BatchPanel(Panel):
         lines += [Strip.blank(width)] * (room - len(lines))
         return [*lines, self._budget(record, width)][:height]
 
+    def show_selection(self, request_id: str, position: int | None) -> None:
+        """Light a token picked elsewhere."""
+        self._selected = (request_id, position)
+        self._drawn_for = None
+        self.refresh()
+
+    def on_click(self, event: events.Click) -> None:
+        """Pick the token under the mouse."""
+        offset = event.get_content_offset(self)
+        if offset is None:
+            return
+        for line, first, end, request_id, position in self._spans:
+            if line == offset.y and first <= offset.x < end:
+                self.post_message(TokenSelected(request_id, position))
+                return
+
     # The tokens.
 
     def _tokens(self, world: World, record: StepRecord, width: int, room: int) -> list[Strip]:
@@ -81,6 +103,7 @@ class BatchPanel(Panel):
     ) -> list[Strip] | None:
         """Tokens as words of at most `limit` cells; None when they need more than `room` lines."""
         lines = [Line(width)]
+        self._spans = []
         for segment in record.segments:
             for offset in range(segment.length):
                 cells = self._word(world, segment, offset, limit)
@@ -89,17 +112,26 @@ class BatchPanel(Panel):
                     if len(lines) == room or size > width:
                         return None
                     lines.append(Line(width))
+                first = lines[-1].used
                 lines[-1].extend(cells)
+                at = segment.start + offset
+                where = (len(lines) - 1, first, lines[-1].used)
+                self._spans.append((*where, segment.request_id, at))
         return [line.strip() for line in lines]
 
     def _word(self, world: World, segment: Segment, offset: int, limit: int) -> list[Cell]:
         """One token: its request's letter (on the first of a segment), text, mark, edge."""
         field, name = self._styles(world, segment)
         piece = piece_of(world, segment, segment.start + offset)
+        if limit <= TIGHT:
+            piece = piece.strip(" ")
         text = fit(piece, limit, pad=False, ascii=self.palette.ascii) or " "
+        if self._selected == (segment.request_id, segment.start + offset):
+            field = self.palette.cursor
         cells = [(text, field)]
         if offset == 0:
-            cells.insert(0, (self._letter(world, segment), name))
+            gap = "" if text.startswith(" ") else " "
+            cells.insert(0, (self._letter(world, segment) + gap, name))
         if segment.samples and offset == segment.length - 1:
             cells.append((self.palette.glyphs.samples, name))
         cells.append((self.palette.glyphs.edge, self.palette.faint))
@@ -107,6 +139,11 @@ class BatchPanel(Panel):
 
     def _letters(self, world: World, record: StepRecord, width: int) -> list[Strip]:
         cells = [cell for segment in record.segments for cell in self._initials(world, segment)]
+        at = [(s.request_id, s.start + i) for s in record.segments for i in range(s.length)]
+        self._spans = [
+            (index // width, index % width, index % width + 1, *token)
+            for index, token in enumerate(at)
+        ]
         return [
             Line(width).extend(cells[start : start + width]).strip()
             for start in range(0, len(cells), width)
@@ -116,11 +153,16 @@ class BatchPanel(Panel):
         field, name = self._styles(world, segment)
         letter = self._letter(world, segment)
         for offset in range(segment.length):
-            last = segment.samples and offset == segment.length - 1
-            yield letter, name + Style(underline=True) if last else field
+            style = field
+            if segment.samples and offset == segment.length - 1:
+                style = name + Style(underline=True)
+            if self._selected == (segment.request_id, segment.start + offset):
+                style = self.palette.cursor
+            yield letter, style
 
     def _proportions(self, world: World, record: StepRecord, width: int) -> Strip:
         line = Line(width)
+        self._spans = []
         sizes = share([segment.length for segment in record.segments], width)
         for segment, size in zip(record.segments, sizes, strict=True):
             words = f"{self._letter(world, segment)} {segment.length}"

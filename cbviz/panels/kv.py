@@ -11,12 +11,12 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from cbviz.cells import Cell, Line, grounded, note
+from cbviz.cells import Cell, Line, grounded, note, titled
 from cbviz.kv_grid import FREE, BlockGrid, Blocks, plan_blocks
 from cbviz.palette import Palette
 from cbviz.panels.base import Panel
 from cbviz.panels.selection import TokenSelected
-from cbviz.sanitize import fit
+from cbviz.sanitize import width_of
 
 
 class KVPanel(Panel):
@@ -67,17 +67,21 @@ class KVPanel(Panel):
 
     def _entitle(self) -> None:
         blocks = self._blocks
+        self.border_subtitle = None
         if blocks is None:
-            self.border_title, self.border_subtitle = Text("KV cache"), None
+            self.border_title = titled("KV cache", "", self.palette)
             return
         held = f"{blocks.held} of {len(blocks.owner)} blocks held"
-        waste = f"{blocks.tokens} tokens · {blocks.tail_waste * 100:.0f} % tail waste"
-        room = self.size.width - 4
-        whole = f"KV cache  {held} · {waste}"
-        fits = len(whole) <= room
-        short = f"KV cache  {held}" if len(held) + 10 <= room else f"KV  {held}"
-        self.border_title = Text(whole if fits else short)
-        self.border_subtitle = None if fits else Text(waste)
+        dot = f" {self.palette.glyphs.middot} "
+        waste = f"{blocks.tokens} tokens{dot}{blocks.tail_waste * 100:.0f} % tail waste"
+        room = self.size.width - 14
+        fits = len(held + dot + waste) <= room
+        name = "KV cache" if len(held) <= room else "KV"
+        self.border_title = titled(name, held + dot + waste if fits else held, self.palette)
+        if len(waste) > self.size.width - 4:
+            waste = waste.removesuffix(" tail waste") + " waste"
+        if not fits:
+            self.border_subtitle = Text().append(waste, self.palette.muted)
 
     @property
     def grid(self) -> BlockGrid | None:
@@ -214,19 +218,22 @@ class KVPanel(Panel):
             line.add(self.palette.glyphs.cursor + " ", self.palette.accent)
             words = self._explain(self._blocks, self.cursor)
             return line.fit(words, self.palette.text, ascii=self.palette.ascii).strip()
-        return line.extend(self._legend()).strip()
+        for text, style in self._legend():
+            if width_of(text) <= line.left:
+                line.add(text, style)
+        return line.strip()
 
     def _explain(self, blocks: Blocks, block: int) -> str:
         owner = int(blocks.owner[block])
-        size = blocks.block_size
-        slots = f"slots {block * size}–{(block + 1) * size - 1}"
+        size, dash = blocks.block_size, self.palette.glyphs.dash
+        slots = f"slots {block * size}{dash}{(block + 1) * size - 1}"
         if owner == FREE:
             return f"block {block}: free, {slots}"
         fill, first = int(blocks.fill[block]), int(blocks.first_position[block])
         sharers = int(blocks.sharers[block])
         written = ", written in this step" if blocks.written[block] else ""
         shared = f", shared by {sharers}" if sharers > 1 else ""
-        held = f"positions {first}–{first + fill - 1}" if fill else "reserved"
+        held = f"positions {first}{dash}{first + fill - 1}" if fill else "reserved"
         letter = self.palette.letter(owner)
         return f"block {block}: {letter} {held}, {fill} of {size}{written}{shared}, {slots}"
 
@@ -240,15 +247,15 @@ class KVPanel(Panel):
             words = f" held  {grid.per_cell} blocks a cell  v tables"
             cells = [(glyphs.shades[1] + glyphs.shades[4], tint.dim), (words, muted)]
         else:
+            one = grid is not None and grid.cell_width == 1
+            fill, half = ("", "") if one else (glyphs.fills[8], glyphs.fills[4])
+            mark = glyphs.written if grid is not None and grid.cell_width >= 3 else ""
             cells = [
-                (glyphs.fills[8] + "A", tint.dim), (" cached  ", muted),
-                (glyphs.fills[4] + "A", tint.name), (glyphs.written, tint.name),
-                (" written now  ", muted), (glyphs.free, self.palette.faint),
-                (" free  v tables", muted),
+                (f"{fill}A", tint.dim), (" cached  ", muted),
+                (f"{half}A{mark}", tint.name), (" written  ", muted),
+                (glyphs.free, self.palette.faint), (" free", muted), ("  v tables", muted),
             ]  # fmt: skip
-        return [
-            (fit(text, 80, pad=False, ascii=self.palette.ascii), style) for text, style in cells
-        ]
+        return cells
 
     # The cursor.
 

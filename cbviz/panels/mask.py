@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from cbviz.cells import IntArray, grounded, note
+from cbviz.cells import IntArray, grounded, note, titled
 from cbviz.mask_art import MaskArt
 from cbviz.mask_grid import MaskGrid, Mode, Zoom, plan
 from cbviz.palette import Palette
@@ -65,10 +64,9 @@ class MaskPanel(Panel):
         self._planned = None
         if held is not None:
             self.cursor = self._find_tokens(*held)
-        title = Text("Mask")
-        if self._segments:
-            title.append(f"  {self._axes.num_queries} queries × {self._axes.num_keys} keys")
-        self.border_title = title
+        queries, keys = self._axes.num_queries, self._axes.num_keys
+        figures = f"{queries} queries {self.palette.glyphs.times} {keys} keys" if queries else ""
+        self.border_title = titled("Mask", figures, self.palette)
 
     def _held_tokens(self) -> tuple[str, int, str, int] | None:
         if self.cursor is None or not self._segments:
@@ -173,6 +171,24 @@ class MaskPanel(Panel):
         if grid is None or self.zoom is Zoom.FIT:
             return
         self._origin = (_shifted(grid.row_edges, query), _shifted(grid.column_edges, key))
+
+    def show_selection(self, request_id: str, position: int | None) -> None:
+        """Put the cursor on a token picked elsewhere, if it takes part in the step."""
+        indices = [i for i, s in enumerate(self._segments) if s.request_id == request_id]
+        self.cursor = None
+        if indices:
+            index, segment = indices[0], self._segments[indices[0]]
+            at = segment.start if position is None else position
+            offset = min(max(0, at - segment.start), segment.length - 1)
+            last = segment.context + segment.length - 1
+            key = min(max(0, at - segment.start + segment.context), last)
+            axes = self._axes
+            self.cursor = (
+                int(np.searchsorted(axes.query_segment, index)) + offset,
+                int(np.searchsorted(axes.key_segment, index)) + key,
+            )
+            self._reveal(*self.cursor)
+        self.refresh()
 
     def action_zoom(self) -> None:
         """Next zoom: all, cells, words."""
