@@ -91,7 +91,7 @@ class MaskArt:
             dot = " " if grid.mode is Mode.HALF else glyphs.off
             return dot.ljust(grid.cell_width), self.palette.faint
         if grid.mode is Mode.HALF:
-            glyph = (glyphs.upper, glyphs.lower, glyphs.full)[level - 1]
+            glyph = (glyphs.upper, glyphs.lower, glyphs.full, glyphs.full)[level - 1]
         elif level == FULL:
             glyph = glyphs.full if new or code == MIXED else glyphs.cached
         else:

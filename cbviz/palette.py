@@ -98,7 +98,7 @@ class Tint:
 # Green, teal and lime in turn, light beside dark: the eye that sees no hue still sees a step.
 _TINTS_DARK = (
     ("#5fe07a", "#6a8a72"), ("#1fa58f", "#527370"), ("#c6f04a", "#858f66"), ("#2f9e44", "#567059"),
-    ("#7fe9d0", "#748d88"), ("#8cb82b", "#6b7751"), ("#35c46b", "#5c7d6c"), ("#b9f5b0", "#84967f"),
+    ("#7fe9d0", "#748d88"), ("#7f9f22", "#636e4a"), ("#45d67c", "#5f8270"), ("#b9f5b0", "#84967f"),
 )  # fmt: skip
 _TINTS_LIGHT = (
     ("#1d7a3a", "#9bb3a2"), ("#4bb8a4", "#bccfcb"), ("#5d7a00", "#a8b08c"), ("#63b868", "#bfd1c0"),

@@ -1,0 +1,421 @@
+"""The grids: what is drawn equals a naive reading of the same records, at every size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.strip import Strip
+
+from cbviz.cells import bin_edges, share
+from cbviz.frame import Frame
+from cbviz.kv_grid import plan_blocks
+from cbviz.mask_grid import MaskGrid, Mode, Zoom, coverage
+from cbviz.palette import Palette
+from cbviz.panels.base import Panel
+from cbviz.panels.batch import BatchPanel
+from cbviz.panels.kv import KVPanel
+from cbviz.panels.mask import MaskPanel
+from cbviz.panels.selection import TokenSelected
+from engine.mask import PackedAxes
+from engine.record import Segment, SegmentKind
+from tests.cbviz.synthetic import FakeEngine, header, story, words
+from tests.cbviz.test_sanitize import unsafe
+
+SIZES = [(8, 3), (28, 6), (46, 10), (70, 20), (118, 25), (200, 48)]
+HOSTILE = [
+    "\x1b[2J", "\x9b31m", "\u202eevil", "a\u200bb", "\u0301", "中文字", "👩\u200d🚀", "\t\n\r",
+    "[bold red]x[/]", "\ud83d", "", "\x00\x07", "🇩🇪", "[/]", "\\[", "x" * 300,
+]  # fmt: skip
+
+
+class Stage(App[None]):
+    """One panel over the whole terminal."""
+
+    CSS = "Screen { overflow: hidden; } Panel { width: 100%; height: 100%; }"
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self.panel = panel
+        self.picked: list[tuple[str, int | None]] = []
+
+    def compose(self) -> ComposeResult:
+        yield self.panel
+
+    def on_token_selected(self, event: TokenSelected) -> None:
+        self.picked.append((event.request_id, event.position))
+
+
+def frame_of(engine: FakeEngine) -> Frame:
+    return Frame(engine.world.copy(), engine.records[-1], list(engine.records))
+
+
+def frames(seed: int, pieces: list[str] | None = None) -> Iterator[Frame]:
+    """Frames of a random small run, with admissions, chunks, decodes and preemptions."""
+    chance = random.Random(seed)
+    engine = FakeEngine(
+        header(
+            budget=chance.choice([3, 7, 16, 64]), max_num_seqs=chance.randint(1, 6),
+            block_size=chance.choice([1, 4, 16]), num_blocks=chance.choice([90, 128, 400]),
+        )
+    )  # fmt: skip
+    for step in range(12):
+        if step < 8:
+            count = chance.randint(1, 60)
+            text = [chance.choice(pieces) for _ in range(count)] if pieces else words(count, step)
+            name = f"{chance.choice(HOSTILE)}{step}" if pieces else f"r{step}"
+            engine.add(name, text, chance.randint(1, 20))
+        engine.step()
+        yield frame_of(engine)
+
+
+def cells_of(strip: Strip) -> list[tuple[str, Style]]:
+    """The character and style at each terminal cell; a wide one is followed by an empty one."""
+    cells: list[tuple[str, Style]] = []
+    for text, style, _ in strip:
+        for char in text:
+            cells.append((char, style or Style()))
+            cells.extend([("", style or Style())] * (cell_len(char) - 1))
+            if cell_len(char) == 0:
+                cells.pop()
+    return cells
+
+
+def naive_mask(segments: list[Segment]) -> np.ndarray:
+    """`[n_Q, n_K]`, pair by pair."""
+    queries = [(i, s.start + n) for i, s in enumerate(segments) for n in range(s.length)]
+    keys = [(i, n) for i, s in enumerate(segments) for n in range(s.context + s.length)]
+    return np.array([[q[0] == k[0] and k[1] <= q[1] for k in keys] for q in queries])
+
+
+def naive_level(part: np.ndarray) -> int:
+    """0 nothing, 4 everything, 1–3 by thirds of what is True."""
+    true, total = int(part.sum()), part.size
+    return 0 if not true else 4 if true == total else -(-3 * true // total)
+
+
+def expected_glyph(
+    palette: Palette, grid: MaskGrid, mask: np.ndarray, line: int, column: int, new: bool
+) -> str:
+    glyphs = palette.glyphs
+    keys = slice(int(grid.column_edges[column]), int(grid.column_edges[column + 1]))
+    if grid.mode is Mode.HALF:
+        query = int(grid.row_edges[2 * line])
+        upper = bool(mask[query, keys].all())
+        lower = query + 1 < len(mask) and bool(mask[query + 1, keys].all())
+        return {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}[int(upper), int(lower)]
+    row = line // grid.row_height
+    level = naive_level(mask[int(grid.row_edges[row]) : int(grid.row_edges[row + 1]), keys])
+    if level == 0:
+        return glyphs.off if line % grid.row_height == 0 else " "
+    if level == 4:
+        return glyphs.full if new else glyphs.cached
+    return glyphs.shades[level]
+
+
+def check_mask(panel: MaskPanel, frame: Frame) -> None:
+    assert frame.record is not None
+    segments = frame.record.segments
+    grid = panel.grid
+    if grid is None:
+        return
+    mask = naive_mask(segments)
+    owner = [i for i, s in enumerate(segments) for _ in range(s.context + s.length)]
+    is_new = [n >= s.context for s in segments for n in range(s.context + s.length)]
+    for line in range(grid.lines):
+        cells = cells_of(panel.render_line(grid.top + line))
+        for column in range(len(grid.column_edges) - 1):
+            first, end = int(grid.column_edges[column]), int(grid.column_edges[column + 1])
+            owners, new = set(owner[first:end]), all(is_new[first:end])
+            mixed = len({(owner[k], is_new[k]) for k in range(first, end)}) > 1
+            char, style = cells[grid.gutter + column * grid.cell_width]
+            wanted = expected_glyph(panel.palette, grid, mask, line, column, new or mixed)
+            assert char == wanted, (line, column, grid.mode)
+            if char not in (" ", panel.palette.glyphs.off) and not mixed:
+                view = frame.world.view(segments[owners.pop()].request_id)
+                assert view is not None
+                tint = panel.palette.tint(view.ordinal)
+                wanted_style = tint.bright if new else tint.dim
+                assert style.color == wanted_style.color or panel.palette.color == "none"
+                assert bool(style.dim) == bool(wanted_style.dim)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("palette", [Palette.make(), Palette.make(ascii=True, color="none")])
+async def test_mask_equals_the_naive_one(size: tuple[int, int], palette: Palette) -> None:
+    panel = MaskPanel(palette)
+    async with Stage(panel).run_test(size=size):
+        for seed in range(4):
+            for frame in frames(seed):
+                panel.zoom = Zoom.FIT
+                panel.show(frame)
+                check_mask(panel, frame)
+                panel.action_zoom()
+                check_mask(panel, frame)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=5),
+    st.integers(1, 30), st.integers(1, 30),
+)  # fmt: skip
+def test_coverage_counts_the_pairs(parts: list[tuple[int, int]], rows: int, keys: int) -> None:
+    kind = SegmentKind.PREFILL
+    segments = [Segment(str(i), kind, c, n, c, False) for i, (c, n) in enumerate(parts)]
+    row_edges = bin_edges([n for _, n in parts], rows)
+    key_edges = bin_edges([size for part in parts for size in part], keys)
+    mask = naive_mask(segments)
+    shown = coverage(PackedAxes(segments), row_edges, key_edges)
+    for i, j in np.ndindex(*shown.shape):
+        part = mask[row_edges[i] : row_edges[i + 1], key_edges[j] : key_edges[j + 1]]
+        assert shown[i, j] == pytest.approx(part.mean())
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 60))
+def test_bins_cover_everything_once_and_keep_to_their_group(groups: list[int], cells: int) -> None:
+    edges = bin_edges(groups, cells).tolist()
+    assert edges[0] == 0
+    assert edges[-1] == sum(groups)
+    assert edges == sorted(set(edges))
+    assert len(edges) - 1 <= cells
+    if len([size for size in groups if size]) <= cells:
+        assert set(np.cumsum([size for size in groups if size]).tolist()) <= set(edges)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=20), st.integers(0, 120))
+def test_shares_use_all_cells_and_forget_nobody(amounts: list[int], cells: int) -> None:
+    given_cells = share(amounts, cells)
+    assert sum(given_cells) == min(cells, sum(amounts))
+    assert all(0 <= got <= amount for got, amount in zip(given_cells, amounts, strict=True))
+    if sum(amount > 0 for amount in amounts) <= cells:
+        assert all(got > 0 for got, amount in zip(given_cells, amounts, strict=True) if amount)
+
+
+def check_blocks(panel: KVPanel, frame: Frame) -> None:
+    assert frame.record is not None
+    world, grid, glyphs = frame.world, panel.grid, panel.palette.glyphs
+    if grid is None:
+        return
+    size = world.header.block_size
+    owners = world.owners()
+    written = {
+        view.block_table[position // size]
+        for segment in frame.record.segments
+        if (view := world.view(segment.request_id)) is not None
+        for position in range(segment.start, segment.start + segment.length)
+        if position // size < len(view.block_table)
+    }
+    lines = [cells_of(panel.render_line(y)) for y in range(grid.lines)]
+    for block in range(0, world.header.num_blocks, grid.per_cell):
+        line, place = divmod(block, grid.per_line)
+        at = grid.label + place // grid.per_cell * grid.cell_width
+        text = "".join(char for char, _ in lines[line][at : at + grid.cell_width])
+        style = lines[line][at][1]
+        inside = range(block, min(block + grid.per_cell, world.header.num_blocks))
+        if grid.per_cell > 1:
+            held = sum(b in owners for b in inside)
+            wanted = glyphs.free if not held else glyphs.shades[-(-4 * held // len(inside))]
+            assert text == wanted
+        elif block not in owners:
+            assert text.strip() == glyphs.free
+        else:
+            request_id, fill = owners[block][0]
+            view = world.requests[request_id]
+            letter = panel.palette.letter(view.ordinal)
+            wanted = glyphs.fills[-(-8 * fill // size)] + letter
+            assert text.rstrip() == (
+                letter if grid.cell_width == 1
+                else wanted + (glyphs.written if block in written and grid.cell_width > 2 else "")
+            )  # fmt: skip
+            tint = panel.palette.tint(view.ordinal)
+            assert style.color == (tint.name if block in written else tint.dim).color
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("palette", [Palette.make(), Palette.make(ascii=True, color="16")])
+async def test_blocks_equal_the_pool(size: tuple[int, int], palette: Palette) -> None:
+    panel = KVPanel(palette)
+    async with Stage(panel).run_test(size=size):
+        for seed in range(4):
+            for frame in frames(seed):
+                panel.show(frame)
+                check_blocks(panel, frame)
+
+
+async def test_block_tables_read_in_order() -> None:
+    panel = KVPanel(Palette.make())
+    engine = story()
+    async with Stage(panel).run_test(size=(60, 12)) as pilot:
+        panel.show(frame_of(engine))
+        panel.focus()
+        await pilot.press("v")
+        for y, request_id in enumerate(engine.world.running):
+            view = engine.world.requests[request_id]
+            line = panel.render_line(y).text
+            numbers = "".join(char if char.isdigit() else " " for char in line).split()
+            assert line.startswith(panel.palette.letter(view.ordinal))
+            assert [int(number) for number in numbers] == view.block_table
+
+
+@given(st.integers(1, 5000), st.integers(8, 200), st.integers(1, 50))
+def test_every_block_has_one_place(blocks: int, width: int, lines: int) -> None:
+    grid = plan_blocks(blocks, width, lines)
+    assert grid is not None
+    assert grid.lines <= lines
+    assert grid.label + grid.columns * grid.cell_width <= width
+    seen = {
+        grid.block_at(grid.label + x * grid.cell_width, y)
+        for y in range(grid.lines)
+        for x in range(grid.columns)
+    }
+    assert seen - {None} == set(range(0, blocks, grid.per_cell))
+
+
+@pytest.mark.parametrize("size", [(30, 3), (78, 3), (118, 3), (198, 4)])
+async def test_batch_shows_every_token_of_the_step(size: tuple[int, int]) -> None:
+    panel = BatchPanel(Palette.make())
+    async with Stage(panel).run_test(size=size):
+        for frame in (f for seed in range(6) for f in frames(seed)):
+            assert frame.record is not None
+            panel.show(frame)
+            shown = "".join(panel.render_line(y).text for y in range(size[1] - 1))
+            letters = [
+                (panel.palette.letter(frame.world.requests[s.request_id].ordinal), s.length)
+                for s in frame.record.segments
+            ]
+            if "▏" in shown:
+                assert shown.count("▏") == frame.record.num_tokens
+                samples = sum(s.samples for s in frame.record.segments)
+                assert shown.count("▸") == samples
+            elif frame.record.num_tokens <= size[0] * (size[1] - 1):
+                assert shown.strip() == "".join(letter * count for letter, count in letters)
+            elif len(letters) <= size[0]:
+                assert [c for c in shown if c.isalpha()] == [letter for letter, _ in letters]
+
+
+async def test_budget_bar_is_in_proportion() -> None:
+    panel = BatchPanel(Palette.make())
+    async with Stage(panel).run_test(size=(120, 4)):
+        panel.show(frame_of(story()))
+        bar = cells_of(panel.render_line(3))
+        text = "".join(char for char, _ in bar)
+        assert text.endswith("m = 32")
+        room = len(text) - len(" m = 32")
+        prefill = text.index("▓")
+        assert prefill == pytest.approx(room * 3 / 32, abs=1)
+        assert "prefill 29" in text
+        assert "32 of 32 tokens: 3 decode + 29 prefill (D, 30–58 of 75)" in str(panel.border_title)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [BatchPanel, MaskPanel, KVPanel])
+@pytest.mark.parametrize("palette", [Palette.make(), Palette.make(ascii=True, color="none")])
+async def test_hostile_text_stays_text_and_in_its_place(
+    kind: type[Panel], size: tuple[int, int], palette: Palette
+) -> None:
+    panel = kind(palette)
+    async with Stage(panel).run_test(size=size) as pilot:
+        panel.focus()
+        for seed in range(3):
+            for frame in frames(seed, HOSTILE):
+                panel.show(frame)
+                for y in range(size[1]):
+                    strip = panel.render_line(y)
+                    assert not unsafe(strip.text)
+                    assert strip.cell_length == cell_len(strip.text) == size[0]
+                    assert strip.text.isascii() or not palette.ascii
+                assert not unsafe(str(panel.border_title))
+            await pilot.press("l", "j", "x", "v")
+
+
+@pytest.mark.parametrize("kind", [BatchPanel, MaskPanel, KVPanel])
+async def test_nothing_to_show_is_said_quietly(kind: type[Panel]) -> None:
+    panel = kind(Palette.make())
+    async with Stage(panel).run_test(size=(60, 8)) as pilot:
+        panel.focus()
+        await pilot.press("l", "j", "x", "escape")
+        assert panel.render_line(0).text.strip() == "no step yet"
+        engine = FakeEngine(header())
+        engine.step()
+        panel.show(frame_of(engine))
+        assert all(panel.render_line(y).cell_length == 60 for y in range(8))
+
+
+async def test_the_cursor_explains_a_pair() -> None:
+    engine = FakeEngine(header(budget=16, block_size=4))
+    engine.add("a", [" I", " am", " here", " now", " and", " then"])
+    engine.add("b", [" you"])
+    engine.step()
+    panel = MaskPanel(Palette.make())
+    stage = Stage(panel)
+    async with stage.run_test(size=(100, 16)) as pilot:
+        panel.show(frame_of(engine))
+        panel.focus()
+        await pilot.press("l", "j", "j", "j", "j", "j")
+        assert "True: ` then` (A, position 5) sees ` I` (position 0, slot 0, block 0)" in (
+            panel.render_line(15).text
+        )
+        assert stage.picked[-1] == ("a", 5)
+        await pilot.press("k", "l", "l", "l", "l", "l")
+        assert "False: ` then` (position 5) lies in the future of ` and`" in (
+            panel.render_line(15).text
+        )
+        await pilot.press("l")
+        assert "belong to different requests" in panel.render_line(15).text
+        panel.show_selection("b", 0)
+        assert panel.cursor == (6, 6)
+        await pilot.press("escape")
+        assert "cached" in panel.render_line(15).text
+
+
+async def test_the_cursor_says_when_a_finished_request_gave_its_blocks_up() -> None:
+    engine = FakeEngine(header())
+    engine.add("a", [" I", " am"], max_tokens=1)
+    engine.step()
+    panel = MaskPanel(Palette.make())
+    async with Stage(panel).run_test(size=(100, 10)) as pilot:
+        panel.show(frame_of(engine))
+        panel.focus()
+        await pilot.press("l")
+        assert "its blocks were freed since" in panel.render_line(9).text
+
+
+async def test_the_cursor_keeps_to_its_tokens_from_step_to_step() -> None:
+    engine = story()
+    panel = MaskPanel(Palette.make())
+    async with Stage(panel).run_test(size=(200, 48)) as pilot:
+        panel.show(frame_of(engine))
+        panel.show_selection("c", None)
+        await pilot.pause()
+        engine.add("e", words(4))
+        engine.step()
+        panel.show(frame_of(engine))
+        assert panel.cursor is not None
+        segments = engine.records[-1].segments
+        axes = PackedAxes(segments)
+        assert segments[axes.query_segment[panel.cursor[0]]].request_id == "c"
+        assert segments[axes.key_segment[panel.cursor[1]]].request_id == "c"
+
+
+async def test_a_token_picked_in_the_batch_is_lit_in_its_block() -> None:
+    engine = story()
+    batch = BatchPanel(Palette.make())
+    stage = Stage(batch)
+    async with stage.run_test(size=(118, 3)) as pilot:
+        batch.show(frame_of(engine))
+        await pilot.pause()
+        await pilot.click(BatchPanel, offset=(2, 0))
+        await pilot.pause()
+        assert stage.picked == [("a", 21)]
+    panel = KVPanel(Palette.make())
+    async with Stage(panel).run_test(size=(90, 12)):
+        panel.show(frame_of(engine))
+        panel.show_selection("a", 21)
+        assert panel.cursor == engine.world.requests["a"].block_table[21 // 16]
+        assert "A positions 16–21" in panel.render_line(11).text
