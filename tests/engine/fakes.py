@@ -1,0 +1,179 @@
+"""An engine core with no model: tokens come from a hash of what a request has said so far."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import count
+
+import msgspec
+
+from engine.block_pool import BlockPool
+from engine.core import EngineCore, StepOutput
+from engine.record import ModelFacts, RunHeader, StepRecord
+from engine.request import Request, SamplingParams
+from engine.scheduler import POLICY, Plan, Scheduler
+from engine.world import World
+
+EOS = 0
+VOCAB = 50
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """What the fake model says after these tokens."""
+    return zlib.crc32(bytes(token_ids)) % VOCAB
+
+
+def expected_output(prompt: Sequence[int], params: SamplingParams, context: int) -> list[int]:
+    """What a request alone would say."""
+    tokens = list(prompt)
+    while True:
+        tokens.append(next_token(tokens))
+        made = len(tokens) - len(prompt)
+        ended = tokens[-1] == EOS and not params.ignore_eos
+        if ended or made == params.max_tokens or len(tokens) == context:
+            return tokens[len(prompt) :]
+
+
+class FakeModel:
+    """Keeps token ids in slots, as the cache keeps keys, and reads them back through the tables."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.size = pool.block_size
+        self.slots = [-1] * (pool.num_blocks * pool.block_size)
+        self.fail_next = False
+
+    def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
+        tokens = iter(plan.token_ids)
+        drawn = []
+        for segment, table in zip(plan.segments, plan.tables, strict=True):
+            for position in range(segment.start, segment.start + segment.length):
+                self.slots[self.slot(table, position)] = next(tokens)
+            if segment.samples:
+                seen = range(segment.context + segment.length)
+                drawn.append(next_token([self.slots[self.slot(table, p)] for p in seen]))
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("out of memory\nand more lines")
+        assert next(tokens, None) is None
+        return StepOutput(drawn, [-1.0] * len(drawn))
+
+    def slot(self, table: list[int], position: int) -> int:
+        return table[position // self.size] * self.size + position % self.size
+
+
+class FakeText:
+    """Every token is its number."""
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return [f" {token_id}" for token_id in token_ids]
+
+    def stream(self, prompt_ids: list[int]) -> FakeText:
+        return self
+
+    def push(self, token_id: int) -> str:
+        return f" {token_id}"
+
+    def flush(self) -> str:
+        return ""
+
+
+class FakeEngine:
+    """A core over the fake model, and the fold of its records, checked after every step."""
+
+    def __init__(
+        self,
+        *,
+        token_budget: int = 16,
+        max_num_seqs: int = 8,
+        block_size: int = 4,
+        num_blocks: int = 64,
+        max_model_len: int = 128,
+    ) -> None:
+        pool = BlockPool(num_blocks, block_size)
+        self.scheduler = Scheduler(
+            pool,
+            token_budget=token_budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset({EOS}),
+        )
+        self.model = FakeModel(pool)
+        ticks = count()
+        self.core = EngineCore(
+            self.scheduler, self.model, FakeText(), clock=lambda: next(ticks) / 1000
+        )
+        self.header = header(
+            token_budget=token_budget,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+        )
+        self.world = World(self.header)
+        self.records: list[StepRecord] = []
+
+    def add(self, request_id: str, prompt: int | list[int], **params: object) -> Request:
+        """Queue `prompt` tokens (a number: that many, all different from other requests')."""
+        ids = prompt
+        if isinstance(ids, int):
+            ids = [(zlib.crc32(request_id.encode()) + i) % VOCAB for i in range(ids)]
+        request = Request(
+            request_id, f"prompt of {request_id}", ids, SamplingParams(**params), seed=0
+        )
+        self.core.add(request)
+        return request
+
+    def step(self) -> StepRecord:
+        """One step; its record goes through the wire format into the fold, which must agree."""
+        record = self.core.step()
+        wire = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=StepRecord)
+        assert wire == record
+        self.records.append(wire)
+        self.world.apply(wire)
+        self.check()
+        return record
+
+    def run(self, limit: int = 10_000) -> list[StepRecord]:
+        """Step until nothing is left."""
+        while self.core.has_work:
+            self.step()
+            limit -= 1
+            assert limit > 0, "no end in sight"
+        return self.records
+
+    def check(self) -> None:
+        """The fold equals the engine's own state, and the pool adds up."""
+        scheduler, world, pool = self.scheduler, self.world, self.scheduler.pool
+        scheduler.check_integrity()
+        assert world.running == list(scheduler.running)
+        assert world.waiting == list(scheduler.waiting)
+        assert list(world.free) == list(pool.free)
+        assert world.ref_counts == pool.ref_counts
+        assert world.num_finished == scheduler.num_finished
+        assert world.token_budget == scheduler.token_budget
+        for request in scheduler.requests():
+            view = world.requests[request.request_id]
+            assert view.block_table == request.block_table
+            assert view.num_computed == request.num_computed
+            assert view.token_ids == request.token_ids
+            assert view.status == request.status
+        last = world.last
+        assert last is not None
+        assert last.num_running == len(world.running)
+        assert last.num_waiting == len(world.waiting)
+        assert last.blocks_free == len(world.free)
+        assert last.blocks_held == world.blocks_held == len(world.owners())
+
+
+def header(**sizes: int) -> RunHeader:
+    """A header for the fake model."""
+    facts = ModelFacts(
+        name="fake", architecture="Fake", num_parameters=0, weight_bytes=0, num_layers=1,
+        num_heads=1, num_kv_heads=1, head_dim=1, vocab_size=VOCAB, context=sizes["max_model_len"],
+        bytes_per_token=8,
+    )  # fmt: skip
+    return RunHeader(
+        version="0", started="2026-01-01T00:00:00+00:00", model=facts, device="cpu",
+        device_name="fake", dtype="float32", attention="dense", policy=POLICY, seed=0, **sizes,
+    )  # fmt: skip
