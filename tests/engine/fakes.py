@@ -134,7 +134,7 @@ class FakeEngine:
         self.check()
         return record
 
-    def run(self, limit: int = 10_000) -> list[StepRecord]:
+    def run(self, limit: int = 2_000) -> list[StepRecord]:
         """Step until nothing is left."""
         while self.core.has_work:
             self.step()
