@@ -241,8 +241,10 @@ class KVPanel(Panel):
         glyphs, muted, grid = self.palette.glyphs, self.palette.muted, self.grid
         tint = self.palette.tint(0)
         if self.logical:
-            words = " how full  bright: written in this step  v blocks"
-            cells = [(glyphs.fills[6], tint.name), (words, muted)]
+            cells = [
+                (glyphs.fills[6], tint.dim), (" how full  ", muted),
+                (glyphs.fills[6], tint.name), (" written", muted), ("  v blocks", muted),
+            ]  # fmt: skip
         elif grid is not None and grid.per_cell > 1:
             words = f" held  {grid.per_cell} blocks a cell  v tables"
             cells = [(glyphs.shades[1] + glyphs.shades[4], tint.dim), (words, muted)]
