@@ -104,8 +104,8 @@ def check_supported(hf_config: Any, name: str) -> None:
     text = hf_config.get_text_config()
     layers = set(getattr(text, "layer_types", None) or [])
     if layers - _STANDARD_LAYERS or getattr(model_class, "_is_stateful", False):
-        odd = ", ".join(sorted(layers - _STANDARD_LAYERS)) or "state-space layers"
-        raise ModelUnavailable(f"{name} ({kind}) has {odd}, which have no paged KV cache")
+        odd = ", ".join(sorted(layers - _STANDARD_LAYERS)) or "state-space"
+        raise ModelUnavailable(f"{name} ({kind}) has {odd} layers, which have no paged KV cache")
     if not getattr(model_class, "_supports_attention_backend", False):
         raise ModelUnavailable(
             f"{name} ({kind}) does not let its attention be replaced (transformers' attention "

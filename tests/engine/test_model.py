@@ -1,0 +1,173 @@
+"""Models that cannot work are refused with the reason; odd settings too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import Engine, EngineConfig, SamplingParams
+from engine.config import parse_bytes
+from engine.errors import InvalidInput, ModelUnavailable, StepFailed
+from engine.info import gather
+
+
+def config_dir(tmp_path: Path, **config: object) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "is an encoder-decoder model"),
+        ({"model_type": "mamba"}, "linear_attention layers"),
+        ({"model_type": "vit"}, "is not a text-generation model"),
+        ({"model_type": "bloom"}, "does not let its attention be replaced"),
+        ({"model_type": "gemma2"}, "caps its attention logits"),
+        ({"model_type": "no-such-thing"}, "cannot read the config"),
+        ({}, "cannot read the config"),
+    ],
+)
+def test_architectures_that_cannot_work_are_refused_before_weights(tmp_path, config, message):
+    with pytest.raises(ModelUnavailable, match=message) as refusal:
+        Engine(EngineConfig(model=config_dir(tmp_path, **config)))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_damaged_directory_is_told_in_one_line(tmp_path, model_path):
+    source = Path(model_path("tiny-gpt2"))
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelUnavailable, match="cannot read the weights") as refusal:
+        Engine(EngineConfig(model=str(tmp_path)))
+    assert "\n" not in str(refusal.value)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelUnavailable, match="cannot read the config"):
+        Engine(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "model", ["/nowhere/at/all", "./nope", "a/b/c", "-x", "what is this?", "~nobody/x"]
+)
+def test_what_is_neither_a_directory_nor_a_hub_name(model):
+    with pytest.raises(ModelUnavailable, match="there is no directory"):
+        Engine(EngineConfig(model=model))
+
+
+def test_a_model_that_ignores_the_interface_is_caught_at_load(model_path, monkeypatch):
+    """If positions did not reach the model, packed tokens would be wrong: refused, not shown."""
+    from engine.runner import ModelRunner
+
+    original = ModelRunner.logits
+
+    def without_positions(self, batch, cache):
+        batch.position_ids = torch.zeros_like(batch.position_ids)
+        return original(self, batch, cache)
+
+    monkeypatch.setattr(ModelRunner, "logits", without_positions)
+    with pytest.raises(ModelUnavailable, match="does not honour the attention interface"):
+        Engine(EngineConfig(model=model_path("tiny-gpt2")))
+
+
+def test_settings_that_do_not_fit_the_model(model_path):
+    path = model_path("tiny-gpt2")
+    with pytest.raises(ModelUnavailable, match=r"more than the context of .*, 96"):
+        Engine(EngineConfig(model=path, max_model_len=97))
+    with pytest.raises(InvalidInput, match="no KV block fits: one takes"):
+        Engine(EngineConfig(model=path, kv_memory=100))
+    with pytest.raises(InvalidInput, match="are free: at most"):
+        Engine(EngineConfig(model=path, num_blocks=4_000_000))
+    with pytest.raises(InvalidInput, match="give --num-blocks or --kv-memory, not both"):
+        EngineConfig(num_blocks=1, kv_memory=1)
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelUnavailable, match="no CUDA device"):
+            Engine(EngineConfig(model=path, device="cuda"))
+
+
+def test_a_sliding_window_limits_the_length(tmp_path, model_path):
+    """Within its window such a model is an ordinary one."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from .conftest import save_tokenizer
+
+    MistralForCausalLM(
+        MistralConfig(
+            vocab_size=280, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, sliding_window=24,
+            max_position_embeddings=64,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    save_tokenizer(tmp_path)
+    assert Engine(EngineConfig(model=str(tmp_path))).memory.max_model_len == 24
+    with pytest.raises(ModelUnavailable, match="sliding window of 24 tokens"):
+        Engine(EngineConfig(model=str(tmp_path), max_model_len=25))
+
+
+def test_one_block_runs_what_fits_in_it_and_refuses_the_rest(model_path):
+    engine = Engine(EngineConfig(model=model_path("tiny-gpt2"), num_blocks=1, block_size=16))
+    (done,) = engine.generate(["the cat"], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(done.token_ids) == 3
+    with pytest.raises(ValueError, match="the pool has 1"):
+        engine.generate(["the cat"], SamplingParams(max_tokens=64))
+
+
+def test_a_forward_that_raises_leaves_the_engine_usable(model_path, monkeypatch):
+    engine = Engine(EngineConfig(model=model_path("tiny-gpt2"), token_budget=4))
+    expected = engine.generate(["the cat sat"], SamplingParams(max_tokens=5))[0].token_ids
+    engine.add_request("the cat sat", SamplingParams(max_tokens=5), "again")
+    engine.core.want_completions(["again"])
+    engine.step()
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("device-side trouble")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "logits", broken)
+        with pytest.raises(StepFailed, match="changed nothing: device-side trouble"):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    assert engine.core.take_completion("again").token_ids == expected
+
+
+def test_info_plans_memory_without_reading_weights(tmp_path, model_path):
+    source = Path(model_path("tiny-llama"))
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    config = EngineConfig(model=str(tmp_path), block_size=8, num_blocks=10)
+    found = gather(config)
+    real = Engine(EngineConfig(model=str(source), block_size=8, num_blocks=10))
+    assert found.model.num_parameters == real.loaded.facts.num_parameters
+    assert found.memory.weight_bytes == real.memory.weight_bytes
+    assert found.memory.bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert found.memory.pool_bytes == 10 * 8 * found.memory.bytes_per_token
+
+
+def test_the_default_pool_stays_within_its_share_of_memory():
+    found = gather(EngineConfig(max_num_seqs=1_000_000))
+    assert found.memory.num_blocks == found.memory.fitting
+    assert found.memory.pool_bytes <= found.memory.free_bytes // 4
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 * 2**20), ("1.5 gb", 1_500_000_000), ("7", 7), ("3KiB", 3072)]
+)
+def test_sizes_in_words(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "5 parsecs", "-1", "1e9"])
+def test_what_is_no_size(text):
+    with pytest.raises(InvalidInput, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_half_precision_runs(model_path):
+    for dtype in ("bfloat16", "float16"):
+        engine = Engine(EngineConfig(model=model_path("tiny-llama"), dtype=dtype))
+        (done,) = engine.generate(["the cat"], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert len(done.token_ids) == 4
+        assert engine.header.dtype == dtype
