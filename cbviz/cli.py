@@ -6,6 +6,7 @@ Only what a command needs is imported, when it needs it: the window must not wai
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +39,6 @@ def main(arguments: list[str] | None = None) -> None:
         code = fail(error.format_message())
     except (InvalidInput, ModelUnavailable) as error:
         code = fail(str(error))
-    except BrokenPipeError:
-        # The reader of our output left; say nothing, and keep Python from flushing into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -51,6 +48,12 @@ def fail(message: str) -> int:
 
     click.echo(f"cbviz: {one_line(message)}", err=True)
     return 2
+
+
+def _die_by_broken_pipe() -> None:
+    """When the reader of our output leaves, leave without a word, as other filters do."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -124,7 +127,7 @@ ascii_option = click.option("--ascii", "ascii_only", is_flag=True, help="Draw wi
 @ascii_option
 @click.version_option(__version__, message="cbviz %(version)s")
 @click.pass_context
-def cli(context: click.Context, **given: Any) -> None:
+def cli(context: click.Context, /, **given: Any) -> None:
     """Watch continuous batching at work: a live explorer over a real engine.
 
     Without a command, opens the explorer (on the embedded model, offline, unless --model says
@@ -135,14 +138,14 @@ def cli(context: click.Context, **given: Any) -> None:
         return
     from cbviz.window import open_live
 
+    config, trace = _config(given), _trace(given)
     prompts = _prompts(given, SamplingParams)
-    if given["speed"] < 0:
-        raise InvalidInput(f"--speed must be 0 (unlimited) or more, not {given['speed']}")
+    _check_speed(given["speed"])
     _need_terminal()
     context.exit(
         open_live(
-            _config(given),
-            trace=_trace(given),
+            config,
+            trace=trace,
             prompts=prompts,
             demo=not prompts and not given["no_demo"],
             speed=given["speed"],
@@ -162,9 +165,11 @@ def cli(context: click.Context, **given: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a request, then a summary.")
 @trace_option
 @click.pass_context
-def run(context: click.Context, **given: Any) -> None:
+def run(context: click.Context, /, **given: Any) -> None:
     """Run prompts without a window: data on stdout, narration on stderr."""
     from cbviz.headless import run_prompts
+
+    _die_by_broken_pipe()
 
     def params(**own: Any) -> SamplingParams:
         shared = {name: given[name] for name in ("top_k", "top_p", "ignore_eos")}
@@ -186,7 +191,11 @@ def run(context: click.Context, **given: Any) -> None:
 def replay(context: click.Context, file: str, speed: float, ascii_only: bool) -> None:
     """Open the explorer on a recorded trace; no model and no torch needed."""
     from cbviz.window import open_replay
+    from engine.trace import TraceReader
 
+    _check_speed(speed)
+    # Whether it is a trace at all is told before the terminal is taken.
+    TraceReader(Path(file)).close()
     _need_terminal()
     context.exit(open_replay(Path(file), speed=speed, palette=_palette(ascii_only)))
 
@@ -198,6 +207,7 @@ def info(as_json: bool, **given: Any) -> None:
     """Versions, device, attention implementations, and the memory plan for a model."""
     from cbviz.headless import print_info
 
+    _die_by_broken_pipe()
     print_info(_config(given), as_json=as_json)
 
 
@@ -241,6 +251,11 @@ def _trace(given: dict[str, Any]) -> Path | None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidInput(f"cannot write the trace {path}: not a file in a folder that exists")
     return path.absolute()
+
+
+def _check_speed(speed: float) -> None:
+    if not 0 <= speed < float("inf"):
+        raise InvalidInput(f"--speed must be 0 (unlimited) or more, not {speed}")
 
 
 def _need_terminal() -> None:

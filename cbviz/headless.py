@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from cbviz.sanitize import one_line, sanitize
 from engine.config import EngineConfig
-from engine.core import Completion
 from engine.engine import Engine
 from engine.errors import InvalidInput, StepFailed
 from engine.info import Info, gather
 from engine.memory import format_bytes
-from engine.record import SegmentKind, StepRecord
+from engine.record import Preempted, SegmentKind, StepRecord
 from engine.request import SamplingParams
 from engine.trace import TraceWriter
 
@@ -43,9 +41,9 @@ class Summary(msgspec.Struct, kw_only=True):
         self.prefill_tokens += record.tokens_of(SegmentKind.PREFILL)
         self.decode_tokens += record.tokens_of(SegmentKind.DECODE)
         self.output_tokens += len(record.sampled)
-        self.preemptions += sum(type(event).__name__ == "Preempted" for event in record.events)
+        self.preemptions += sum(isinstance(e, Preempted) for e in record.events)
         self.step_time_s += record.phases.total
-        self.peak_kv_blocks = max(self.peak_kv_blocks, record.blocks_held)
+        self.peak_kv_blocks = max(self.peak_kv_blocks, record.blocks_used)
 
 
 class _Run:
@@ -56,15 +54,13 @@ class _Run:
         self.writer = TraceWriter(trace, self.engine.header) if trace else None
         self.summary = Summary(kv_blocks=self.engine.memory.num_blocks)
         self.trace_lost = False
+        self.refusals: dict[int, str] = {}
+        """By the place of the prompt, from 0."""
 
     def step(self) -> None:
         """One step, recorded."""
         record = self.engine.step()
         self.summary.count(record)
-        # What a step held at its height is not seen at its end, when finished requests are gone.
-        self.summary.peak_kv_blocks = max(
-            self.summary.peak_kv_blocks, record.blocks_held + _freed_at_end(record)
-        )
         self._write(record)
 
     def finish(self) -> None:
@@ -113,7 +109,7 @@ def run_prompts(
     run = _Run(config, trace)
     narrate(describe(run.engine))
     started = time.perf_counter()
-    request_ids = [_add(run, number, *prompt) for number, prompt in enumerate(prompts, 1)]
+    request_ids = [_add(run, number, *prompt) for number, prompt in enumerate(prompts)]
     run.engine.core.want_completions([found for found in request_ids if found])
     code = _run_all(run)
     run.finish()
@@ -122,8 +118,13 @@ def run_prompts(
     summary.requests, summary.refused = len(prompts), request_ids.count(None)
     if summary.step_time_s:
         summary.output_tok_per_s = summary.output_tokens / summary.step_time_s
-    for request_id, (prompt, _) in zip(request_ids, prompts, strict=True):
-        _print_result(run.engine, request_id, prompt, as_json)
+    for number, (request_id, (prompt, _)) in enumerate(zip(request_ids, prompts, strict=True)):
+        completion = run.engine.core.take_completion(request_id) if request_id else None
+        if as_json:
+            error = run.refusals.get(number, "not finished")
+            _print_json(completion or {"request_id": request_id, "prompt": prompt, "error": error})
+        elif completion is not None:
+            _print_text(completion.text)
     if as_json:
         _print_json({"summary": msgspec.to_builtins(summary)})
     narrate(_summary_line(summary))
@@ -161,7 +162,8 @@ def _add(run: _Run, number: int, prompt: str, params: SamplingParams) -> str | N
     try:
         return run.engine.add_request(prompt, params)
     except InvalidInput as error:
-        narrate(f"prompt {number} refused: {error}")
+        narrate(f"prompt {number + 1} refused: {error}")
+        run.refusals[number] = str(error)
         return None
 
 
@@ -179,34 +181,9 @@ def _run_all(run: _Run) -> int:
     return 0
 
 
-def _freed_at_end(record: StepRecord) -> int:
-    """Blocks that requests finished in this step gave back at its end."""
-    finished = {e.request_id for e in record.events if type(e).__name__ == "Finished"}
-    return sum(
-        len(event.block_ids)
-        for event in record.events
-        if type(event).__name__ == "BlocksFreed" and event.request_id in finished
-    )
-
-
-def _print_result(engine: Engine, request_id: str | None, prompt: str, as_json: bool) -> None:
-    completion = engine.core.take_completion(request_id) if request_id else None
-    if as_json:
-        _print_json(_as_object(completion, request_id, prompt))
-    elif completion is not None:
-        # Into a pipe the text goes as it is; into a terminal only what cannot steer it.
-        text = completion.text
-        print("\n".join(map(sanitize, text.split("\n"))) if sys.stdout.isatty() else text)
-
-
-def _as_object(
-    completion: Completion | None, request_id: str | None, prompt: str
-) -> dict[str, Any]:
-    if completion is not None:
-        found: dict[str, Any] = msgspec.to_builtins(completion)
-        return found
-    why = "refused" if request_id is None else "not finished"
-    return {"request_id": request_id, "prompt": prompt, "error": why}
+def _print_text(text: str) -> None:
+    """Into a pipe as it is; into a terminal only what cannot steer it."""
+    print("\n".join(map(sanitize, text.split("\n"))) if sys.stdout.isatty() else text)
 
 
 def _print_json(value: object) -> None:

@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
     versions = {
         "cbviz": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
     for name in ("textual", "triton"):

@@ -246,6 +246,17 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens computed in the step: `n_Q` of its packed batch."""
         return len(self.token_ids)
 
+    @property
+    def blocks_used(self) -> int:
+        """Blocks held while the step ran: those of requests that ended with it, too."""
+        ended = {event.request_id for event in self.events if isinstance(event, Finished)}
+        freed = (
+            len(event.block_ids)
+            for event in self.events
+            if isinstance(event, BlocksFreed) and event.request_id in ended
+        )
+        return self.blocks_held + sum(freed)
+
     def tokens_of(self, kind: SegmentKind) -> int:
         """Tokens computed in the step in segments of one kind."""
         return sum(segment.length for segment in self.segments if segment.kind is kind)

@@ -133,6 +133,10 @@ class TraceReader:
             self._file.close()
             return
 
+    def close(self) -> None:
+        """Read no further."""
+        self._file.close()
+
     def _next(self) -> _Frame | None:
         """The next frame; None at the end or at damage, which is then described."""
         head = self._file.read(_HEAD.size)
