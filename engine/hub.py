@@ -7,25 +7,32 @@ does the work. Only what transformers needs is fetched: configuration, tokenizer
 
 from __future__ import annotations
 
-import os
+import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, constants, is_offline_mode, snapshot_download
 from huggingface_hub.errors import (
+    FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils import logging, tqdm
 
 from engine.errors import ModelUnavailable
 
 SIDE_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py"]
+UNWANTED = ["*/*", "consolidated*"]
+"""Other formats of the same weights, which transformers does not read."""
+PATIENCE_S = (3.0, 10.0, 10.0, 10.0)
+"""How long the hub may take to answer at all: connect (to each of its addresses), read, write and
+wait for a free connection."""
 Progress = Callable[[str, int, int], None]
 """Called with what is being fetched, bytes done, bytes in all."""
 
@@ -36,66 +43,117 @@ def download(name: str, revision: str | None, progress: Progress, *, weights: bo
     Raises:
         ModelUnavailable: the hub does not have it, does not give it, or cannot be reached.
     """
+    logging.set_verbosity_error()
     progress(name, 0, 0)
     try:
-        path = _snapshot(
-            name, revision, [*SIDE_FILES, *(["*.safetensors"] if weights else [])], progress
-        )
+        local = not _reachable(name, revision)
+        wanted = [*SIDE_FILES, *(["*.safetensors"] if weights else [])]
+        path = _snapshot(name, revision, wanted, progress, local)
         if weights and not any(path.glob("*.safetensors")):
-            path = _snapshot(name, revision, [*SIDE_FILES, "*.bin"], progress)
+            wanted = [*SIDE_FILES, "pytorch_model*.bin"]
+            path = _snapshot(name, revision, wanted, progress, local)
         return path
     except Exception as error:
         raise ModelUnavailable(_explain(name, revision, error)) from error
 
 
-def _snapshot(name: str, revision: str | None, patterns: list[str], progress: Progress) -> Path:
-    return Path(
-        snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=["*/*"],
-            tqdm_class=_reporting_bar(progress),
-        )
-    )
+def _reachable(name: str, revision: str | None) -> bool:
+    """Whether the hub answers, be it with a refusal.
+
+    `snapshot_download` would ask with many retries or without a timeout, and so seem to hang.
+    """
+    if is_offline_mode():
+        return False
+    try:
+        HfApi().model_info(name, revision=revision, timeout=PATIENCE_S)
+    except Exception as error:
+        return isinstance(error, HfHubHTTPError) or not _of_the_network(error)
+    return True
 
 
-def _reporting_bar(progress: Progress) -> Any:
-    """A tqdm class that draws nothing and reports bytes."""
+def _snapshot(
+    name: str, revision: str | None, wanted: list[str], progress: Progress, local: bool
+) -> Path:
+    """Fetch in a thread of its own, so that Ctrl-C ends each file with its next bytes:
+    `snapshot_download` by itself would first finish those it has begun."""
+    stop = threading.Event()
+    found: Future[str] = Future()
+
+    def fetch() -> None:
+        try:
+            path = snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=wanted,
+                ignore_patterns=UNWANTED,
+                local_files_only=local,
+                tqdm_class=_reporting_bar(name, progress, stop),
+            )
+            found.set_result(path)
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=fetch, name="download", daemon=True).start()
+    try:
+        return Path(found.result())
+    finally:
+        stop.set()
+
+
+def _reporting_bar(model: str, progress: Progress, stop: threading.Event) -> Any:
+    """A tqdm class that draws nothing and reports bytes, those of all files together."""
+    lock = threading.Lock()
 
     class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs["file"] = open(os.devnull, "w")  # noqa: SIM115 (closed with the process)
-            kwargs["disable"] = False
-            super().__init__(*args, **kwargs)
+        def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+            # There is a bar for what is stored, one for what comes over the network (which may be
+            # less) and one for the number of files.
+            self.reports = kwargs.get("unit") == "B" and not str(name).endswith(".transfer")
 
-        def update(self, n: float | None = 1) -> bool | None:
-            shown: bool | None = super().update(n)
-            if self.unit == "B" and self.total:
-                progress(str(self.desc or "").strip(" :"), int(self.n), int(self.total))
-            return shown
+        def update(self, n: float | None = 1) -> None:
+            if stop.is_set():
+                raise InterruptedError
+            # A disabled bar does not count; several files are fetched by several threads.
+            with lock:
+                self.n += n or 0
+                if self.reports and n and self.total:
+                    progress(model, int(self.n), int(self.total))
 
     return Bar
 
 
 def _explain(name: str, revision: str | None, error: BaseException) -> str:
     """One line for each way in which a download fails."""
+    cause = error.__cause__
+    if isinstance(error, LocalEntryNotFoundError):
+        error = cause if isinstance(cause, HfHubHTTPError | FileMetadataError) else error
     if isinstance(error, GatedRepoError):
         return f"{name} is gated: ask for access on the hub, then set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
         return f"{name} has no revision {revision!r}"
     if isinstance(error, RepositoryNotFoundError):
         return f"the hub has no model {name} (or it is private: set HF_TOKEN)"
-    if isinstance(error, OfflineModeIsEnabled) or os.environ.get("HF_HUB_OFFLINE", "0") not in (
-        "", "0",
-    ):  # fmt: skip
-        return f"{name} is not in the local cache, and HF_HUB_OFFLINE forbids fetching it"
-    if isinstance(error, LocalEntryNotFoundError | ConnectionError | TimeoutError):
-        return f"{name} is not in the local cache and the hub cannot be reached"
+    if isinstance(error, FileMetadataError | json.JSONDecodeError):
+        return f"cannot fetch {name}: what answers at {constants.ENDPOINT} is not a hub"
+    if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
+        return f"the hub does not accept the token it was given for {name} (HF_TOKEN)"
     if isinstance(error, HfHubHTTPError):
-        return f"the hub refused {name}: {str(error).splitlines()[0][:200]}"
+        return f"the hub refused {name}: {_first_line(error)}"
+    if isinstance(error, LocalEntryNotFoundError):
+        if is_offline_mode():
+            return f"{name} is not in the local cache, and HF_HUB_OFFLINE forbids fetching it"
+        return f"{name} is not in the local cache and {constants.ENDPOINT} cannot be reached"
+    if _of_the_network(error):
+        return f"the download of {name} broke off, run it again: {_first_line(error)}"
     if isinstance(error, OSError) and error.errno is not None:
         return f"cannot store {name}: {error.strerror}"
-    if type(error).__module__.startswith(("httpx", "httpcore")):
-        return f"{name} is not in the local cache and the hub cannot be reached"
-    return f"cannot fetch {name}: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+    return f"cannot fetch {name}: {_first_line(error)}"
+
+
+def _of_the_network(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("httpx", "httpcore"))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
