@@ -266,7 +266,10 @@ def _need_terminal() -> None:
 def _palette(ascii_only: bool) -> Palette:
     from cbviz.palette import Palette
 
-    if os.environ.get("NO_COLOR"):
+    # Set but empty means nothing (no-color.org); Textual takes it for a wish.
+    if os.environ.get("NO_COLOR") == "":
+        del os.environ["NO_COLOR"]
+    if "NO_COLOR" in os.environ:
         color = "none"
     elif os.environ.get("COLORTERM") in ("truecolor", "24bit"):
         color = "truecolor"
