@@ -1,0 +1,1 @@
+"""The explorer: a Textual application that draws the records of an engine."""

@@ -8,7 +8,7 @@ _STEP = Binding.Group("step", compact=True)
 _BUDGET = Binding.Group("budget", compact=True)
 _SPEED = Binding.Group("speed", compact=True)
 
-# id, keys, action, words in the footer, tooltip; what follows is for the footer alone.
+# In the order in which the footer shows them; a narrow terminal shows the first ones.
 KEYS: tuple[Binding, ...] = (
     Binding("space", "run_or_pause", "run/pause", id="run_or_pause",
             tooltip="Run or pause: the engine, or a replay"),
@@ -26,14 +26,14 @@ KEYS: tuple[Binding, ...] = (
             tooltip="Live again: look at the newest step, and follow"),
     Binding("g", "ask_step", "go to", id="go_to", show=False,
             tooltip="Go to a step by its number"),
-    Binding("minus", "speed(-1)", "slower", id="slower", group=_SPEED, key_display="-",
-            tooltip="Fewer steps per second"),
-    Binding("plus,equals_sign", "speed(1)", "faster", id="faster", group=_SPEED, key_display="+",
-            tooltip="More steps per second (1, 2, 4, 8, 16, 32, unlimited)"),
     Binding("left_square_bracket", "budget(-1)", "smaller", id="budget_down", group=_BUDGET,
             key_display="[", tooltip="A smaller token budget m, from the next step on"),
     Binding("right_square_bracket", "budget(1)", "larger", id="budget_up", group=_BUDGET,
             key_display="]", tooltip="A larger token budget m, from the next step on"),
+    Binding("minus", "speed(-1)", "slower", id="slower", group=_SPEED, key_display="-",
+            tooltip="Fewer steps per second"),
+    Binding("plus,equals_sign", "speed(1)", "faster", id="faster", group=_SPEED, key_display="+",
+            tooltip="More steps per second (1, 2, 4, 8, 16, 32, unlimited)"),
     Binding("i", "inject", "prompt", id="inject",
             tooltip="Type a prompt, and queue it while the others run"),
     Binding("x", "cancel", "cancel", id="cancel", tooltip="Cancel the selected request"),
@@ -52,13 +52,13 @@ KEYS: tuple[Binding, ...] = (
     Binding("5", "panel('requests')", "requests", id="panel_5", show=False,
             tooltip="Focus the requests"),
     Binding("6", "inject", "prompt line", id="panel_6", show=False, tooltip="Type a prompt"),
-    Binding("z", "maximise", "maximise", id="maximise",
-            tooltip="The focused panel alone, and back"),
     Binding("r", "restart", "restart", id="restart", show=False,
             tooltip="Start the engine anew (history stays until it is ready)"),
     Binding("question_mark", "help", "help", id="help", key_display="?",
             tooltip="All keys"),
     Binding("q", "quit", "quit", id="quit", tooltip="Leave, and end the engine"),
+    Binding("z", "maximise", "zoom", id="maximise",
+            tooltip="The focused panel alone, and back"),
     Binding("ctrl+q,ctrl+c", "quit", "quit", id="interrupt", show=False, priority=True,
             tooltip="Leave, and end the engine"),
 )  # fmt: skip

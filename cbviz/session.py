@@ -164,7 +164,7 @@ class Session:
     @property
     def header(self) -> RunHeader | None:
         """What is known of the run that is looked at; None while the first one loads."""
-        return self.history.header if self.history else None
+        return self.history.header if self.history is not None else None
 
     @property
     def live(self) -> bool:
@@ -179,12 +179,12 @@ class Session:
     @property
     def newest(self) -> int:
         """The last step there is; -1 before the first."""
-        return self.history.newest if self.history else -1
+        return self.history.newest if self.history is not None else -1
 
     @property
     def oldest(self) -> int:
         """The first step that can be looked at; -1 before the first."""
-        return self.history.oldest if self.history else -1
+        return self.history.oldest if self.history is not None else -1
 
     @property
     def drivable(self) -> bool:
@@ -245,7 +245,7 @@ class Session:
 
     def world_at(self, step: int) -> World | None:
         """The state after a step, without what is pending; None before the engine is ready."""
-        return self.history.world_at(step) if self.history else None
+        return self.history.world_at(step) if self.history is not None else None
 
     def live_world(self) -> World | None:
         """The newest state, with the events since the last step."""

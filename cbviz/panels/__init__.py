@@ -1,0 +1,1 @@
+"""One panel a module: each draws the current frame, and nothing else."""

@@ -26,6 +26,7 @@ from engine.world import RequestView, World
 
 ID_FROM_WIDTH = 110
 """Narrower panels name a request by its letter alone."""
+BAR_FROM_WIDTH = 90
 BAR = 6
 
 
@@ -131,7 +132,10 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
     def _head(self, width: int) -> list[Segment]:
         id_width = self._id_width(width)
         text = f"   {'id':{id_width}}" if id_width else "   "
-        text += f"{'state':10}{'prompt':15}{'out':>8}{'ttft':>8}  text, or why it waits"
+        prompt_width = 8 + _bar_width(width)
+        text += (
+            f"{'state':10}{'prompt':{prompt_width}}{'out':>7}{'ttft':>8}   text, or why it waits"
+        )
         return [Segment(fit(text, width, ascii=self.palette.ascii), self.palette.muted)]
 
     def _row(self, world: World, request_id: str, width: int) -> list[Segment]:
@@ -146,7 +150,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         if id_width := self._id_width(width):
             line.append(self._cell(view.request_id, id_width - 1, palette.muted))
         line.append(self._cell(*self._state(view, request_id)))
-        line += self._progress(view)
+        line += self._progress(view, _bar_width(width))
         out = f"{view.num_output_tokens}/{view.params.max_tokens}"
         line.append(Segment(f"{out:>7} ", palette.text if view.live else palette.finished))
         line.append(Segment(f"{self._ttft(view):>7}  ", palette.muted))
@@ -176,15 +180,15 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
             return "decode", width, palette.decode
         return "idle", width, palette.waiting
 
-    def _progress(self, view: RequestView) -> list[Segment]:
+    def _progress(self, view: RequestView, width: int) -> list[Segment]:
         """Prompt tokens computed, and a bar while there are some left."""
         palette, total = self.palette, view.num_prompt_tokens
         done = min(view.num_computed, total) if view.live else total
         numbers = f"{done}/{total}"
         style = palette.text if view.live else palette.finished
         line = [Segment(f"{numbers:<8}", style)]
-        if not view.live or done in (0, total):
-            return [*line, Segment(" " * (BAR + 1))]
+        if not view.live or done in (0, total) or not width:
+            return [*line, Segment(" " * width)]
         filled = max(1, BAR * done // total)
         return [
             *line,
@@ -241,3 +245,7 @@ def _kinds(frame: Frame | None) -> dict[str, SegmentKind]:
     if frame is None or frame.record is None:
         return {}
     return {segment.request_id: segment.kind for segment in frame.record.segments}
+
+
+def _bar_width(width: int) -> int:
+    return BAR + 1 if width >= BAR_FROM_WIDTH else 0

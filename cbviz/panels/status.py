@@ -152,10 +152,10 @@ class LoadingPanel(Widget):
         name = one_line(title, limit=60, ascii=palette.ascii)
         lines = [[Segment(f" {'could not load' if failed else 'loading'} {name}", palette.title)]]
         current = session.stages[-1].name if session.stages else STAGES[0]
-        for name in STAGES if can_drive else ():
-            lines.append(self._stage(name, current, session))
         if failed:
             lines += self._fault(session.fault, can_drive)
+        elif can_drive:
+            lines += [self._stage(name, current, session) for name in STAGES]
         self._lines = lines
         self.refresh()
 
@@ -166,7 +166,7 @@ class LoadingPanel(Widget):
         return strip.apply_style(self.rich_style)
 
     def _stage(self, name: str, current: str, session: Session) -> list[Segment]:
-        palette, failed = self.palette, session.phase is Phase.ENDED
+        palette = self.palette
         stage = next((stage for stage in session.stages if stage.name == name), None)
         glyphs = palette.glyphs
         if STAGES.index(name) > STAGES.index(current):
@@ -174,8 +174,6 @@ class LoadingPanel(Widget):
         elif name != current:
             # A stage that was passed without a word was not needed (a model that is here already).
             glyph, style = (glyphs.check if stage else glyphs.middot), palette.muted
-        elif failed:
-            glyph, style = glyphs.cross, palette.error
         else:
             glyph, style = glyphs.cursor, palette.text
         line = [Segment(f"  {glyph} {name:13}", style)]

@@ -1,0 +1,1 @@
+"""Where records come from: a live engine, or a trace."""
