@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Footer
 
+from cbviz.colourless import Colourless
 from cbviz.driver import Driver
 from cbviz.inbox import Inbox
 from cbviz.keys import KEYS
@@ -89,8 +93,7 @@ class CbvizApp(App[int]):
         self._restarting = False
         self._up = False
         self.theme = "textual-dark" if palette.dark else "textual-light"
-        if palette.color == "none" and not self.no_color:
-            self._without_colour()
+        self._colourless = Colourless()
 
     # The window.
 
@@ -134,6 +137,14 @@ class CbvizApp(App[int]):
             self.arrangement.apply(event.size)
             self.changed()
 
+    def on_load(self) -> None:
+        """A closing terminal and a polite kill end the window as `q` does."""
+        if self.is_headless or not hasattr(signal, "SIGHUP"):
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+
     async def on_unmount(self) -> None:
         """No engine stays behind. With a terminal, `run_async` sees to it after its restoration."""
         self._up = False
@@ -149,10 +160,10 @@ class CbvizApp(App[int]):
             self.inbox.close()
             await asyncio.to_thread(self.source.close)
 
-    def _without_colour(self) -> None:
-        from textual.filter import Monochrome
-
-        self._filters.append(Monochrome())
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and without colour one that leaves bold, dim and reverse alone."""
+        filters = super().get_line_filters()
+        return [*filters, self._colourless] if self.palette.color == "none" else filters
 
     # From messages to pictures.
 
@@ -343,5 +354,14 @@ class CbvizApp(App[int]):
         self._follow_up()
 
     def on_token_selected(self, event: TokenSelected) -> None:
-        """A token was picked somewhere: its request is the selected one."""
+        """A token was picked in a panel: all others light what belongs to it."""
         self.requests.select(event.request_id or None)
+        for panel in self.panels:
+            if isinstance(panel, BatchPanel | MaskPanel | KVPanel) and panel is not event.picked_in:
+                panel.show_selection(event.request_id, event.position)
+
+    def on_requests_panel_selected(self, event: RequestsPanel.Selected) -> None:
+        """A request was picked from the list."""
+        for panel in self.panels:
+            if isinstance(panel, BatchPanel | MaskPanel | KVPanel):
+                panel.show_selection(event.request_id, None)

@@ -150,6 +150,7 @@ def cli(context: click.Context, /, **given: Any) -> None:
             demo=not prompts and not given["no_demo"],
             speed=given["speed"],
             paused=given["paused"],
+            params=SamplingParams(max_tokens=given["max_tokens"], temperature=given["temperature"]),
             palette=_palette(given["ascii_only"]),
         )
     )

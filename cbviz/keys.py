@@ -10,7 +10,7 @@ _SPEED = Binding.Group("speed", compact=True)
 
 # In the order in which the footer shows them; a narrow terminal shows the first ones.
 KEYS: tuple[Binding, ...] = (
-    Binding("space", "run_or_pause", "run/pause", id="run_or_pause",
+    Binding("space", "run_or_pause", "pause", id="run_or_pause",
             tooltip="Run or pause: the engine, or a replay"),
     Binding("left", "step_back(1)", "back", id="back", group=_STEP, key_display="←",
             tooltip="Look one step back"),
@@ -22,7 +22,7 @@ KEYS: tuple[Binding, ...] = (
             tooltip="Ten steps on"),
     Binding("home", "to_start", "oldest", id="to_start", show=False,
             tooltip="Look at the oldest step there is"),
-    Binding("end,l", "to_end", "live", id="to_end", show=False,
+    Binding("end", "to_end", "live", id="to_end", show=False,
             tooltip="Live again: look at the newest step, and follow"),
     Binding("g", "ask_step", "go to", id="go_to", show=False,
             tooltip="Go to a step by its number"),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cbviz.app import CbvizApp
 from cbviz.palette import Palette
-from cbviz.sources.base import Source
 from engine.config import EngineConfig
 from engine.protocol import Add
 from engine.request import SamplingParams
@@ -21,16 +20,24 @@ def open_live(
     demo: bool,
     speed: float,
     paused: bool,
+    params: SamplingParams,
     palette: Palette,
 ) -> int:
-    """Explore a live engine until the user leaves; the exit code."""
+    """Explore a live engine until the user leaves; the exit code.
+
+    `params`: how tokens are drawn for prompts that are typed in.
+    """
     from cbviz.demo import demo_requests
     from cbviz.sources.live import LiveSource
 
     adds = [Add(text, params) for text, params in prompts]
     if demo:
         adds = demo_requests()
-    return _open(LiveSource(config, trace), adds, speed, paused, palette)
+    app = CbvizApp(
+        LiveSource(config, trace), palette=palette, speed=speed, demo=adds, start_paused=paused,
+        params=params,
+    )  # fmt: skip
+    return _run(app)
 
 
 def open_replay(path: Path, *, speed: float, palette: Palette) -> int:
@@ -41,10 +48,9 @@ def open_replay(path: Path, *, speed: float, palette: Palette) -> int:
     """
     from cbviz.sources.replay import ReplaySource
 
-    return _open(ReplaySource(path), [], speed, False, palette)
+    return _run(CbvizApp(ReplaySource(path), palette=palette, speed=speed))
 
 
-def _open(source: Source, adds: Sequence[Add], speed: float, paused: bool, palette: Palette) -> int:
-    app = CbvizApp(source, palette=palette, speed=speed, demo=adds, start_paused=paused)
+def _run(app: CbvizApp) -> int:
     app.run()
     return app.return_code or 0

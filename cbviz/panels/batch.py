@@ -82,7 +82,7 @@ class BatchPanel(Panel):
             return
         for line, first, end, request_id, position in self._spans:
             if line == offset.y and first <= offset.x < end:
-                self.post_message(TokenSelected(request_id, position))
+                self.post_message(TokenSelected(request_id, position, self))
                 return
 
     # The tokens.

@@ -29,13 +29,13 @@ class KVPanel(Panel):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "view", "view", id="kv.view",
                 tooltip="KV cache: physical blocks, or the block table of each request"),
-        Binding("h,shift+left", "move(-1,0)", "block ←", id="kv.left", show=False,
+        Binding("h", "move(-1,0)", "block ←", id="kv.left", show=False,
                 tooltip="Move the block cursor to the left"),
-        Binding("j,shift+down", "move(0,1)", "block ↓", id="kv.down", show=False,
+        Binding("j", "move(0,1)", "block ↓", id="kv.down", show=False,
                 tooltip="Move the block cursor down, or scroll the block tables"),
-        Binding("k,shift+up", "move(0,-1)", "block ↑", id="kv.up", show=False,
+        Binding("k", "move(0,-1)", "block ↑", id="kv.up", show=False,
                 tooltip="Move the block cursor up, or scroll the block tables"),
-        Binding("l,shift+right", "move(1,0)", "block →", id="kv.right", show=False,
+        Binding("l", "move(1,0)", "block →", id="kv.right", show=False,
                 tooltip="Move the block cursor to the right"),
         Binding("escape", "clear", "no cursor", id="kv.clear", show=False,
                 tooltip="Put the block cursor away"),
@@ -282,7 +282,7 @@ class KVPanel(Panel):
     def action_clear(self) -> None:
         """Put the cursor away."""
         self.cursor = None
-        self.post_message(TokenSelected("", None))
+        self.post_message(TokenSelected("", None, self))
         self.refresh()
 
     def show_selection(self, request_id: str, position: int | None) -> None:
@@ -301,7 +301,7 @@ class KVPanel(Panel):
             for request_id in self.frame.world.running:
                 if self.frame.world.requests[request_id].ordinal == owner:
                     position = int(self._blocks.first_position[block])
-                    self.post_message(TokenSelected(request_id, position))
+                    self.post_message(TokenSelected(request_id, position, self))
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:

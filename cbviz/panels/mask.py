@@ -28,15 +28,15 @@ class MaskPanel(Panel):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("h,shift+left", "move(0,-1)", "key ←", id="mask.left", show=False,
+        Binding("h", "move(0,-1)", "key ←", id="mask.left", show=False,
                 tooltip="Move the mask cursor one key to the left"),
-        Binding("j,shift+down", "move(1,0)", "query ↓", id="mask.down", show=False,
+        Binding("j", "move(1,0)", "query ↓", id="mask.down", show=False,
                 tooltip="Move the mask cursor one query down"),
-        Binding("k,shift+up", "move(-1,0)", "query ↑", id="mask.up", show=False,
+        Binding("k", "move(-1,0)", "query ↑", id="mask.up", show=False,
                 tooltip="Move the mask cursor one query up"),
-        Binding("l,shift+right", "move(0,1)", "key →", id="mask.right", show=False,
+        Binding("l", "move(0,1)", "key →", id="mask.right", show=False,
                 tooltip="Move the mask cursor one key to the right"),
-        Binding("x", "zoom", "zoom", id="mask.zoom",
+        Binding("v", "zoom", "view", id="mask.zoom",
                 tooltip="Zoom the mask: all of it, one pair a cell, pairs with their words"),
         Binding("escape", "clear", "no cursor", id="mask.clear", show=False,
                 tooltip="Put the mask cursor away"),
@@ -163,7 +163,7 @@ class MaskPanel(Panel):
         self._reveal(query, key)
         segment = self._segments[self._axes.query_segment[query]]
         position = int(self._axes.query_position[query])
-        self.post_message(TokenSelected(segment.request_id, position))
+        self.post_message(TokenSelected(segment.request_id, position, self))
         self.refresh()
 
     def _reveal(self, query: int, key: int) -> None:
@@ -201,7 +201,7 @@ class MaskPanel(Panel):
     def action_clear(self) -> None:
         """Put the cursor away."""
         self.cursor = None
-        self.post_message(TokenSelected("", None))
+        self.post_message(TokenSelected("", None, self))
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:

@@ -92,7 +92,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
             index = self._order.index(self.selected) + lines
         else:
             index = 0 if lines > 0 else len(self._order) - 1
-        self.select(self._order[max(0, min(index, len(self._order) - 1))])
+        self._choose(max(0, min(index, len(self._order) - 1)))
         return self.selected
 
     def on_click(self, event: Click) -> None:
@@ -100,8 +100,11 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         offset = event.get_content_offset(self)
         index = -1 if offset is None or offset.y == 0 else self._index_of_line(offset.y)
         if 0 <= index < len(self._order):
-            self.select(self._order[index])
-            self.post_message(self.Selected(self._order[index]))
+            self._choose(index)
+
+    def _choose(self, index: int) -> None:
+        self.select(self._order[index])
+        self.post_message(self.Selected(self._order[index]))
 
     def render_line(self, y: int) -> Strip:
         """The head, or the request of this line."""

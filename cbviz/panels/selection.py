@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from textual.message import Message
+from textual.widget import Widget
 
 
 class TokenSelected(Message):
@@ -12,7 +13,8 @@ class TokenSelected(Message):
     empty `request_id` nothing is selected any more.
     """
 
-    def __init__(self, request_id: str, position: int | None) -> None:
+    def __init__(self, request_id: str, position: int | None, picked_in: Widget) -> None:
         super().__init__()
+        self.picked_in = picked_in
         self.request_id = request_id
         self.position = position

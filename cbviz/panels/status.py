@@ -151,9 +151,12 @@ class LoadingPanel(Widget):
         failed = session.phase is Phase.ENDED
         name = one_line(title, limit=60, ascii=palette.ascii)
         lines = [[Segment(f" {'could not load' if failed else 'loading'} {name}", palette.title)]]
+        if failed:
+            hint = "r tries again, q quits" if can_drive else "q quits"
+            lines[0].append(Segment(f" {palette.glyphs.middot} {hint}", palette.warn))
         current = session.stages[-1].name if session.stages else STAGES[0]
         if failed:
-            lines += self._fault(session.fault, can_drive)
+            lines += self._fault(session.fault)
         elif can_drive:
             lines += [self._stage(name, current, session) for name in STAGES]
         self._lines = lines
@@ -186,16 +189,11 @@ class LoadingPanel(Widget):
         words = one_line(progress_words(stage), limit=120, ascii=palette.ascii)
         return [*line, Segment(words, palette.muted)]
 
-    def _fault(self, fault: str, can_drive: bool) -> list[list[Segment]]:
+    def _fault(self, fault: str) -> list[list[Segment]]:
         """The message, broken into lines: a path in it may be long."""
-        palette = self.palette
         width = max(10, self.content_size.width - 2)
-        hint = "r tries again, q quits" if can_drive else "q quits"
-        lines = _wrap(one_line(fault, limit=2000, ascii=palette.ascii), width)
-        return [
-            *([Segment(f" {line}", palette.error)] for line in lines),
-            [Segment(f" {hint}", palette.warn)],
-        ]
+        lines = _wrap(one_line(fault, limit=2000, ascii=self.palette.ascii), width)
+        return [[Segment(f" {line}", self.palette.error)] for line in lines]
 
 
 def progress_words(stage: Stage) -> str:

@@ -410,7 +410,7 @@ async def test_the_command_palette_offers_what_the_keys_do() -> None:
     app = make(source)
     async with running(app):
         commands = {command.title: command for command in app.get_system_commands(app.screen)}
-        assert {"run/pause", "step", "prompt", "cancel", "restart", "quit"} <= set(commands)
+        assert {"pause", "step", "prompt", "cancel", "restart", "quit"} <= set(commands)
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])

@@ -331,7 +331,7 @@ async def test_hostile_text_stays_text_and_in_its_place(
                     assert strip.cell_length == cell_len(strip.text) == size[0]
                     assert strip.text.isascii() or not palette.ascii
                 assert not unsafe(str(panel.border_title))
-            await pilot.press("l", "j", "x", "v")
+            await pilot.press("l", "j", "v", "v")
 
 
 @pytest.mark.parametrize("kind", [BatchPanel, MaskPanel, KVPanel])
@@ -339,7 +339,7 @@ async def test_nothing_to_show_is_said_quietly(kind: type[Panel]) -> None:
     panel = kind(Palette.make())
     async with Stage(panel).run_test(size=(60, 8)) as pilot:
         panel.focus()
-        await pilot.press("l", "j", "x", "escape")
+        await pilot.press("l", "j", "v", "escape")
         assert panel.render_line(0).text.strip() == "no step yet"
         engine = FakeEngine(header())
         engine.step()
