@@ -74,8 +74,8 @@ def test_prompts_can_be_injected_and_cancelled_while_others_run():
         terminal.press("the q dog [x] ran", "enter")
         terminal.until(lambda: re.search(r"B (decode|prefill)", terminal.text) is not None)
         assert "▶" in terminal.status, "typed letters are not keys"
-        terminal.press("escape", "down", "down", "x")
-        terminal.until("abort")
+        terminal.press("down", "down", "x")
+        terminal.until("cancelled")
 
 
 def test_an_engine_that_dies_leaves_the_window_usable():
