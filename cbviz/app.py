@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
@@ -18,28 +18,26 @@ from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 from textual.timer import Timer
-from textual.widgets import Footer
+from textual.widgets import Static
 
 from cbviz.colourless import Colourless
-from cbviz.driver import Driver
-from cbviz.inbox import Inbox
 from cbviz.keys import KEYS
-from cbviz.layout import Layout
 from cbviz.palette import Palette
-from cbviz.panels.base import Panel
-from cbviz.panels.batch import BatchPanel
-from cbviz.panels.kv import KVPanel
-from cbviz.panels.mask import MaskPanel
-from cbviz.panels.prompt import Asks, PromptLine
-from cbviz.panels.requests import RequestsPanel
-from cbviz.panels.selection import TokenSelected
-from cbviz.panels.status import LoadingPanel, StatusLine, StatusView
-from cbviz.panels.throughput import ThroughputPanel
-from cbviz.sanitize import one_line
-from cbviz.session import Session
-from cbviz.sources.base import Source
-from engine.protocol import Add
-from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    # Imported when the first frame is out (`_furnish`): it need not wait for what it does not show.
+    from cbviz.driver import Driver
+    from cbviz.inbox import Inbox
+    from cbviz.layout import Layout
+    from cbviz.panels.base import Panel
+    from cbviz.panels.prompt import PromptLine
+    from cbviz.panels.requests import RequestsPanel
+    from cbviz.panels.selection import TokenSelected
+    from cbviz.panels.status import LoadingPanel, StatusLine
+    from cbviz.session import Session
+    from cbviz.sources.base import Source
+    from engine.protocol import Add
+    from engine.request import SamplingParams
 
 FRAME_S = 1 / 30
 """Time from one drawing to the next at least; what comes between is drawn with the next."""
@@ -58,6 +56,16 @@ class CbvizApp(App[int]):
         start_paused: stand still until told to run.
         params: how tokens are drawn for prompts that are typed in.
     """
+
+    session: Session
+    driver: Driver
+    inbox: Inbox
+    panels: list[Panel]
+    requests: RequestsPanel
+    prompt: PromptLine
+    loading_panel: LoadingPanel
+    status: StatusLine
+    arrangement: Layout
 
     CSS_PATH = "app.tcss"
     TITLE = "cbviz"
@@ -81,12 +89,10 @@ class CbvizApp(App[int]):
         super().__init__()
         self.palette = palette
         self.source = source
-        self.session = Session(follow=source.can_drive)
-        self.driver = Driver(
-            source, self.session, self.say, speed=speed, demo=demo, start_paused=start_paused,
-            params=params,
-        )  # fmt: skip
-        self.inbox = Inbox(self._wake)
+        self._speed = speed
+        self._demo = demo
+        self._start_paused = start_paused
+        self._params = params
         self._drawn_at = 0.0
         self._draw_timer: Timer | None = None
         self._play_timer: Timer | None = None
@@ -98,32 +104,75 @@ class CbvizApp(App[int]):
     # The window.
 
     def compose(self) -> ComposeResult:
-        """All panels, before anything is known."""
-        palette = self.palette
-        yield StatusLine(palette, self.session, id="status")
-        yield BatchPanel(palette, id="batch")
+        """The first frame: empty boxes where the panels will be."""
+        yield Static("", id="status", classes="box")
+        yield _box("Batch", "batch")
         with Horizontal(id="middle"):
-            yield MaskPanel(palette, id="mask")
+            yield _box("Mask", "mask")
             with Vertical(id="side"):
-                yield KVPanel(palette, id="kv")
-                yield ThroughputPanel(palette, id="throughput")
-        yield LoadingPanel(palette, id="loading")
-        yield RequestsPanel(palette, id="requests")
-        yield PromptLine(palette, id="prompt")
-        yield Footer(compact=True)
+                yield _box("KV cache", "kv")
+                yield _box("Throughput", "throughput")
+        yield _box("Loading", "loading")
 
     def on_mount(self) -> None:
-        """The panels are there: now the engine may start."""
-        self.panels = list(self.query(Panel))
-        self.requests = self.query_one(RequestsPanel)
-        self.prompt = self.query_one(PromptLine)
-        self.loading_panel = self.query_one(LoadingPanel)
-        self.status = self.query_one(StatusLine)
-        self.arrangement = Layout(self.screen)
-        self.arrangement.apply(self.size)
-        self._up = True
-        self._draw()
+        """The boxes are there: show them, then bring in what goes into them."""
+        low = self.size.height < 34
+        self.screen.set_class(low, "-low")
+        self.query_one("#throughput").display = not low
+        self.call_after_refresh(self._furnish)
+
+    async def _furnish(self) -> None:
+        """Import what the window needs beyond its first frame, and put it in place."""
+        from textual.widgets import Footer
+
+        from cbviz.driver import Driver
+        from cbviz.inbox import Inbox
+        from cbviz.layout import Layout
+        from cbviz.panels.base import Panel
+        from cbviz.panels.batch import BatchPanel
+        from cbviz.panels.kv import KVPanel
+        from cbviz.panels.mask import MaskPanel
+        from cbviz.panels.prompt import PromptLine
+        from cbviz.panels.requests import RequestsPanel
+        from cbviz.panels.status import LoadingPanel, StatusLine
+        from cbviz.panels.throughput import ThroughputPanel
+        from cbviz.session import Session
+
+        palette = self.palette
+        self.session = Session(follow=self.source.can_drive)
+        self.driver = Driver(
+            self.source, self.session, self.say, speed=self._speed, demo=self._demo,
+            start_paused=self._start_paused, params=self._params,
+        )  # fmt: skip
+        self.inbox = Inbox(self._wake)
+        self.status = StatusLine(palette, self.session, id="status")
+        self.requests = RequestsPanel(palette, id="requests")
+        self.prompt = PromptLine(palette, id="prompt")
+        self.loading_panel = LoadingPanel(palette, id="loading")
+        with self.batch_update():
+            await self.query(".box").remove()
+            middle, side = self.query_one("#middle"), self.query_one("#side")
+            await self.screen.mount(self.status, BatchPanel(palette, id="batch"), before=middle)
+            await middle.mount(MaskPanel(palette, id="mask"), before=side)
+            await side.mount(KVPanel(palette, id="kv"), ThroughputPanel(palette, id="throughput"))
+            await self.screen.mount(
+                self.loading_panel, self.requests, self.prompt, Footer(compact=True)
+            )
+            self.panels = list(self.query(Panel))
+            self.arrangement = Layout(self.screen)
+            self.arrangement.apply(self.size)
+            self._up = True
+            self._draw()
         self.call_after_refresh(self._start)
+
+    @property
+    def panels_are_up(self) -> bool:
+        """The first frame has given way to the panels."""
+        return self._up
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Until the panels are there, the one thing to be done is to leave."""
+        return self._up or action == "quit"
 
     def _start(self) -> None:
         self.source.start(self.inbox.put)
@@ -147,8 +196,9 @@ class CbvizApp(App[int]):
 
     async def on_unmount(self) -> None:
         """No engine stays behind. With a terminal, `run_async` sees to it after its restoration."""
+        if self._up:
+            self.inbox.close()
         self._up = False
-        self.inbox.close()
         if self.is_headless:
             await asyncio.to_thread(self.source.close)
 
@@ -157,7 +207,6 @@ class CbvizApp(App[int]):
         try:
             return await super().run_async(*args, **options)  # type: ignore[arg-type]
         finally:
-            self.inbox.close()
             await asyncio.to_thread(self.source.close)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
@@ -196,6 +245,8 @@ class CbvizApp(App[int]):
 
     def _draw(self) -> None:
         """Draw the newest state."""
+        from cbviz.panels.status import StatusView
+
         self._draw_timer = None
         if not self._up:
             return
@@ -218,6 +269,8 @@ class CbvizApp(App[int]):
 
     def say(self, text: str, level: str = "information") -> None:
         """One line over the window for a few seconds. `text` is untrusted."""
+        from cbviz.sanitize import one_line
+
         safe = one_line(text, limit=400, ascii=self.palette.ascii)
         severity = level if level in ("warning", "error") else "information"
         self.notify(safe, severity=severity, markup=False)  # type: ignore[arg-type]
@@ -275,11 +328,11 @@ class CbvizApp(App[int]):
 
     def action_inject(self) -> None:
         """Type a prompt."""
-        self.prompt.ask(Asks.PROMPT)
+        self.prompt.ask_prompt()
 
     def action_ask_step(self) -> None:
         """Type the number of a step."""
-        self.prompt.ask(Asks.STEP)
+        self.prompt.ask_step()
 
     def action_cancel(self) -> None:
         """Cancel the selected request."""
@@ -307,7 +360,7 @@ class CbvizApp(App[int]):
         self._restarting = True
         try:
             self.inbox.close()
-            self.inbox = Inbox(self._wake)
+            self.inbox = type(self.inbox)(self._wake)
             self.session.begin()
             self.changed()
             await asyncio.to_thread(self.source.close)
@@ -345,7 +398,7 @@ class CbvizApp(App[int]):
 
     def on_prompt_line_entered(self, event: PromptLine.Entered) -> None:
         """Enter in the line."""
-        if event.asks is Asks.STEP:
+        if event.is_step:
             self.driver.go_to(event.text)
             self.prompt.leave()
         elif self.driver.inject(event.text):
@@ -357,11 +410,17 @@ class CbvizApp(App[int]):
         """A token was picked in a panel: all others light what belongs to it."""
         self.requests.select(event.request_id or None)
         for panel in self.panels:
-            if isinstance(panel, BatchPanel | MaskPanel | KVPanel) and panel is not event.picked_in:
+            if panel is not event.picked_in:
                 panel.show_selection(event.request_id, event.position)
 
     def on_requests_panel_selected(self, event: RequestsPanel.Selected) -> None:
         """A request was picked from the list."""
         for panel in self.panels:
-            if isinstance(panel, BatchPanel | MaskPanel | KVPanel):
-                panel.show_selection(event.request_id, None)
+            panel.show_selection(event.request_id, None)
+
+
+def _box(title: str, name: str) -> Static:
+    """An empty panel, where the real one will be."""
+    box = Static("", id=name, classes="box panel")
+    box.border_title = title
+    return box

@@ -33,3 +33,6 @@ class Panel(Widget):
 
     def update_frame(self) -> None:
         """Prepare what drawing needs from `self.frame`, once a frame."""
+
+    def show_selection(self, request_id: str, position: int | None) -> None:
+        """Light what belongs to a token picked elsewhere, or (None) to a whole request."""

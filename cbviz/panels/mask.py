@@ -176,9 +176,8 @@ class MaskPanel(Panel):
         """Put the cursor on a token picked elsewhere, if it takes part in the step."""
         indices = [i for i, s in enumerate(self._segments) if s.request_id == request_id]
         self.cursor = None
-        if indices:
-            index, segment = indices[0], self._segments[indices[0]]
-            at = segment.start if position is None else position
+        if indices and position is not None:
+            index, segment, at = indices[0], self._segments[indices[0]], position
             offset = min(max(0, at - segment.start), segment.length - 1)
             last = segment.context + segment.length - 1
             key = min(max(0, at - segment.start + segment.context), last)

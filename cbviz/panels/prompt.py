@@ -85,6 +85,11 @@ class PromptLine(Horizontal):
             self.asks = asks
             self.text = text
 
+        @property
+        def is_step(self) -> bool:
+            """The number of a step was asked for, and not a prompt."""
+            return self.asks is Asks.STEP
+
     def __init__(self, palette: Palette, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.palette = palette
@@ -100,9 +105,14 @@ class PromptLine(Horizontal):
         yield Mark(self.palette)
         yield SafeInput(placeholder=_PLACEHOLDERS[Asks.PROMPT], compact=True, select_on_focus=False)
 
-    def ask(self, asks: Asks) -> None:
-        """Take the focus and ask for this."""
-        self._change(asks)
+    def ask_prompt(self) -> None:
+        """Take the focus and ask for a prompt."""
+        self._change(Asks.PROMPT)
+        self.input.focus()
+
+    def ask_step(self) -> None:
+        """Take the focus and ask for the number of a step."""
+        self._change(Asks.STEP)
         self.input.focus()
 
     def leave(self) -> None:

@@ -31,6 +31,8 @@ def make(source: FakeSource, **options: Any) -> CbvizApp:
 @asynccontextmanager
 async def running(app: CbvizApp, size: tuple[int, int] = (120, 40)) -> Iterator[Pilot[int]]:
     async with app.run_test(size=size, notifications=True) as pilot:
+        while not app.panels_are_up:
+            await pilot.pause()
         await pilot.pause()
         yield pilot
 

@@ -75,7 +75,7 @@ def test_prompts_can_be_injected_and_cancelled_while_others_run():
         terminal.until(lambda: re.search(r"B (decode|prefill)", terminal.text) is not None)
         assert "▶" in terminal.status, "typed letters are not keys"
         terminal.press("down", "down", "x")
-        terminal.until("cancelled")
+        terminal.until("✗ cancel")
 
 
 def test_an_engine_that_dies_leaves_the_window_usable():

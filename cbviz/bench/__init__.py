@@ -1,0 +1,1 @@
+"""Measurements of the explorer, on the machine at hand."""
