@@ -67,7 +67,7 @@ class KVPanel(Panel):
 
     def _entitle(self) -> None:
         blocks = self._blocks
-        self.border_subtitle = None
+        self.border_subtitle = ""
         if blocks is None:
             self.border_title = titled("KV cache", "", self.palette)
             return

@@ -65,7 +65,9 @@ class MaskPanel(Panel):
         if held is not None:
             self.cursor = self._find_tokens(*held)
         queries, keys = self._axes.num_queries, self._axes.num_keys
-        figures = f"{queries} queries {self.palette.glyphs.times} {keys} keys" if queries else ""
+        rows = "1 query" if queries == 1 else f"{queries} queries"
+        columns = "1 key" if keys == 1 else f"{keys} keys"
+        figures = f"{rows} {self.palette.glyphs.times} {columns}" if queries else ""
         self.border_title = titled("Mask", figures, self.palette)
 
     def _held_tokens(self) -> tuple[str, int, str, int] | None:
