@@ -391,7 +391,7 @@ async def test_the_cursor_keeps_to_its_tokens_from_step_to_step() -> None:
     panel = MaskPanel(Palette.make())
     async with Stage(panel).run_test(size=(200, 48)) as pilot:
         panel.show(frame_of(engine))
-        panel.show_selection("c", None)
+        panel.show_selection("c", engine.world.requests["c"].num_computed - 1)
         await pilot.pause()
         engine.add("e", words(4))
         engine.step()
