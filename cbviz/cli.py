@@ -168,8 +168,6 @@ def cli(context: click.Context, /, **given: Any) -> None:
 @click.pass_context
 def run(context: click.Context, /, **given: Any) -> None:
     """Run prompts without a window: data on stdout, narration on stderr."""
-    from cbviz.headless import run_prompts
-
     _die_by_broken_pipe()
 
     def params(**own: Any) -> SamplingParams:
@@ -179,9 +177,11 @@ def run(context: click.Context, /, **given: Any) -> None:
     prompts = _prompts(given, params)
     if not prompts:
         raise InvalidInput("nothing to run: give --prompt TEXT or --prompts FILE")
-    context.exit(
-        run_prompts(_config(given), prompts, as_json=given["as_json"], trace=_trace(given))
-    )
+    config, trace = _config(given), _trace(given)
+    # What is wrong so far is said at once; only now is torch worth waiting for.
+    from cbviz.headless import run_prompts
+
+    context.exit(run_prompts(config, prompts, as_json=given["as_json"], trace=trace))
 
 
 @cli.command()
@@ -206,10 +206,11 @@ def replay(context: click.Context, file: str, speed: float, ascii_only: bool) ->
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def info(as_json: bool, **given: Any) -> None:
     """Versions, device, attention implementations, and the memory plan for a model."""
+    _die_by_broken_pipe()
+    config = _config(given)
     from cbviz.headless import print_info
 
-    _die_by_broken_pipe()
-    print_info(_config(given), as_json=as_json)
+    print_info(config, as_json=as_json)
 
 
 def _refuse_misplaced(context: click.Context) -> None:
