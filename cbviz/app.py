@@ -353,18 +353,21 @@ class CbvizApp(App[int]):
         self.arrangement.toggle_zoom(self.focused)
         self.changed()
 
-    async def action_restart(self) -> None:
-        """End the engine and start it again."""
-        if self._restarting:
-            return
-        self._restarting = True
-        try:
+    def action_restart(self) -> None:
+        """End the engine and start it again; keys are answered meanwhile."""
+        if not self._restarting:
+            self._restarting = True
             self.inbox.close()
             self.inbox = type(self.inbox)(self._wake)
             self.session.begin()
             self.changed()
+            self.run_worker(self._restart(), group="restart")
+
+    async def _restart(self) -> None:
+        try:
             await asyncio.to_thread(self.source.close)
-            self.source.start(self.inbox.put)
+            if self._up:
+                self.source.start(self.inbox.put)
         finally:
             self._restarting = False
 

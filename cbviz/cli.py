@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 WINDOW_TEMPERATURE = 0.7
+SLOWEST = 0.01
+"""Steps a second."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0, 2 for anything a user can mend, 130 when interrupted."""
+    """Entry point.
+
+    Exit codes: 0, 1 when output cannot be written, 2 for anything a user can mend, 130 when
+    interrupted.
+    """
     try:
         code = cli.main(args=arguments, prog_name="cbviz", standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -39,6 +45,11 @@ def main(arguments: list[str] | None = None) -> None:
         code = fail(error.format_message())
     except (InvalidInput, ModelUnavailable) as error:
         code = fail(str(error))
+    except OSError as error:
+        fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        # What could not be written stays in the buffer: nothing may try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -227,6 +238,8 @@ def _config(given: dict[str, Any]) -> EngineConfig:
     values = {name: given[name] for name in names if name in given}
     if values.get("kv_memory") is not None:
         values["kv_memory"] = parse_bytes(values["kv_memory"])
+    for name in ("model", "revision"):
+        _utf8(f"--{name}", values.get(name) or "")
     config = EngineConfig(**values)
     local_directory(config.model)
     return config
@@ -239,7 +252,9 @@ def _prompts(
 
     defaults = {"max_tokens": given["max_tokens"], "temperature": given["temperature"]}
     params(**defaults)
-    found = [(text, params(**defaults)) for text in given["prompt"]]
+    # Bytes of an argument that are no UTF-8 come as lone surrogates: show them as U+FFFD.
+    texts = [text.encode("utf-8", "replace").decode("utf-8") for text in given["prompt"]]
+    found = [(text, params(**defaults)) for text in texts]
     if given["prompt_file"] is not None:
         found += read_prompts(given["prompt_file"], lambda own: params(**{**defaults, **own}))
     return found
@@ -249,15 +264,23 @@ def _trace(given: dict[str, Any]) -> Path | None:
     """The trace file, if its folder is there: better said now than after the model is loaded."""
     if given["trace"] is None:
         return None
-    path = Path(given["trace"])
+    path = Path(_utf8("--trace", given["trace"]))
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InvalidInput(f"cannot write the trace {path}: not a file in a folder that exists")
     return path.absolute()
 
 
 def _check_speed(speed: float) -> None:
-    if not 0 <= speed < float("inf"):
-        raise InvalidInput(f"--speed must be 0 (unlimited) or more, not {speed}")
+    if not (speed == 0 or SLOWEST <= speed < float("inf")):
+        raise InvalidInput(f"--speed must be 0 (unlimited) or at least {SLOWEST}, not {speed}")
+
+
+def _utf8(flag: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{flag} must be UTF-8 text: {text!a}") from None
+    return text
 
 
 def _need_terminal() -> None:

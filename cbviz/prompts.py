@@ -39,7 +39,9 @@ def read_prompts(
         InvalidInput: the file cannot be read, or a line of it not be used; the message says which.
     """
     found = []
-    for number, line in enumerate(_read(name).splitlines(), 1):
+    # Not splitlines(): U+2028, form feeds and the like may stand inside a prompt.
+    for number, raw in enumerate(_read(name).split("\n"), 1):
+        line = raw.removesuffix("\r")
         if not line.strip():
             continue
         try:

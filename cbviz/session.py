@@ -196,8 +196,8 @@ class Session:
         match message:
             case Stepped(record=record):
                 self._on_step(record)
-            case Pending(events=events):
-                self._pending = events
+            case Pending(events=events, first=first):
+                self._pending = self._pending[:first] + events
             case RunState(running=running, steps_per_s=steps_per_s):
                 self.running, self.steps_per_s = running, steps_per_s
             case Stage():

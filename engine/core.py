@@ -152,6 +152,10 @@ class EngineCore:
         """What happened since the last step; the next record will hold it."""
         return list(self._pending)
 
+    def pending_since(self, first: int) -> list[Event]:
+        """`pending_events[first:]`, without copying the rest."""
+        return self._pending[first:]
+
     def is_live(self, request_id: str) -> bool:
         """A request with this id is waiting or running."""
         return request_id in self._outputs

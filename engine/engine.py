@@ -81,12 +81,14 @@ class Engine:
             InvalidInput: the id is in use, or a token id is not in the vocabulary.
         """
         params = params or SamplingParams()
+        if isinstance(prompt, str):
+            prompt = _without_surrogates(prompt)
         token_ids = self._encode(prompt)
         text = prompt if isinstance(prompt, str) else self.loaded.tokenizer.decode(prompt)
         seed = params.seed
         if seed is None:
             seed = derived_seed(self.config.seed, self._num_given)
-        request_id = self._next_id() if request_id is None else request_id
+        request_id = self._next_id() if request_id is None else _without_surrogates(request_id)
         self._num_given += 1
         self.core.add(Request(request_id, text, token_ids, params, seed))
         return request_id
@@ -118,6 +120,10 @@ class Engine:
         """What happened since the last step; the next record will hold it."""
         return self.core.pending_events
 
+    def pending_since(self, first: int) -> list[Event]:
+        """`pending_events[first:]`, without copying the rest."""
+        return self.core.pending_since(first)
+
     def step(self) -> StepRecord:
         """Run one step. Without work, the record holds only what happened since the last one.
 
@@ -148,13 +154,15 @@ class Engine:
         try:
             for prompt, own in zip(prompts, each, strict=True):
                 added.append(self.add_request(prompt, own))
-        except InvalidInput:
+            self.core.want_completions(added)
+            while not all(map(self.core.has_completion, added)):
+                self.step()
+        except BaseException:
+            # Nobody will fetch what the others say: take them out.
             for request_id in added:
                 self.cancel(request_id)
+                self.core.take_completion(request_id)
             raise
-        self.core.want_completions(added)
-        while not all(map(self.core.has_completion, added)):
-            self.step()
         found = map(self.core.take_completion, added)
         return [completion for completion in found if completion is not None]
 
@@ -163,11 +171,11 @@ class Engine:
     def _encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids; no text is no tokens, whatever a tokenizer would put before it."""
         if isinstance(prompt, str):
-            # Halves of surrogate pairs cannot be encoded: they become U+FFFD.
-            text = prompt.encode("utf-8", "replace").decode("utf-8")
-            return list(self.loaded.tokenizer(text)["input_ids"]) if text else []
+            return list(self.loaded.tokenizer(prompt)["input_ids"]) if prompt else []
         vocab = self.loaded.facts.vocab_size
         for token_id in prompt:
+            if not isinstance(token_id, int):
+                raise InvalidInput(f"a prompt is text or a list of token ids, not of {token_id!r}")
             if not 0 <= token_id < vocab:
                 raise InvalidInput(f"token id {token_id} is not in the vocabulary of {vocab}")
         return list(prompt)
@@ -207,6 +215,11 @@ class Engine:
             num_blocks=plan.num_blocks,
             seed=self.config.seed,
         )
+
+
+def _without_surrogates(text: str) -> str:
+    """Halves of surrogate pairs can be neither tokenized nor sent: they become U+FFFD."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def letters(ordinal: int) -> str:

@@ -21,8 +21,8 @@ class FreeQueue:
     def __init__(self, num_blocks: int) -> None:
         self._size = num_blocks
         # Index `num_blocks` is the sentinel: its next is the head, its previous the tail.
-        self._next = array("i", [*range(1, num_blocks + 1), 0])
-        self._previous = array("i", [num_blocks, *range(num_blocks)])
+        self._next = array("i", range(1, num_blocks + 1)) + array("i", [0])
+        self._previous = array("i", [num_blocks]) + array("i", range(num_blocks))
         self._length = num_blocks
 
     def __len__(self) -> int:

@@ -176,6 +176,14 @@ def context_limit(config: EngineConfig, hf_config: Any) -> int:
         raise ModelUnavailable(
             f"--max-model-len {limit} is more than the context of {config.model}, {context}"
         )
+    original = _longrope_limit(text)
+    if original and limit > original:
+        if config.max_model_len:
+            raise ModelUnavailable(
+                f"{config.model} turns positions otherwise beyond {original} tokens (longrope), "
+                f"for a whole batch at once: give --max-model-len {original} or less"
+            )
+        limit = original
     window = _sliding_window(text)
     if window and limit > window:
         if config.max_model_len:
@@ -185,6 +193,19 @@ def context_limit(config: EngineConfig, hf_config: Any) -> int:
             )
         limit = window
     return limit
+
+
+def _longrope_limit(text: Any) -> int:
+    """Tokens up to which a longrope model turns positions one way; 0 = no such model.
+
+    transformers picks the factors by the largest position in the whole batch, so a long request
+    would change the tokens of the short ones beside it.
+    """
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return 0
+    own = getattr(text, "original_max_position_embeddings", None)
+    return int(rope.get("original_max_position_embeddings") or own or 0)
 
 
 def _sliding_window(text: Any) -> int:

@@ -101,9 +101,13 @@ class Stepped(msgspec.Struct, frozen=True, tag_field="type", tag="stepped"):
 
 
 class Pending(msgspec.Struct, frozen=True, tag_field="type", tag="pending"):
-    """All events since the last step: the next record will hold them. Replaces the last one."""
+    """Events since the last step, from the `first`-th on: the next record will hold them all.
+
+    What was reported of them before stays, up to `first`; a `Stepped` makes an end of all.
+    """
 
     events: list[Event]
+    first: int = 0
 
 
 class RunState(msgspec.Struct, frozen=True, tag_field="type", tag="run_state"):

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_TOKEN_BUDGET, check_range
 from engine.request import FinishReason, SamplingParams
 
 
@@ -281,6 +282,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What was true before the first step: the start of every fold.
 
+    Raises:
+        InvalidInput: a size that no engine has (a damaged or foreign trace).
+
     `token_budget` and `max_num_seqs` may change later, by `KnobChanged` events.
     """
 
@@ -299,6 +303,12 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     seed: int
+
+    def __post_init__(self) -> None:
+        check_range("block size", self.block_size, 1, MAX_BLOCK_SIZE)
+        check_range("number of blocks", self.num_blocks, 1, MAX_BLOCKS)
+        check_range("token budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
+        check_range("max num seqs", self.max_num_seqs, 1, MAX_TOKEN_BUDGET)
 
 
 ARRAY_STRUCTS: tuple[type[msgspec.Struct], ...] = (

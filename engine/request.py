@@ -10,6 +10,7 @@ import msgspec
 from engine.errors import InvalidInput
 
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 
 
 class RequestStatus(StrEnum):
@@ -52,12 +53,16 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise InvalidInput(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not 1 <= self.max_tokens <= MAX_COUNT:
+            raise InvalidInput(
+                f"max_tokens must be at least 1 and at most {MAX_COUNT}, not {self.max_tokens}"
+            )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidInput(f"temperature must be 0 or more, not {self.temperature}")
-        if self.top_k < 0:
-            raise InvalidInput(f"top_k must be 0 (all) or more, not {self.top_k}")
+        if not 0 <= self.top_k <= MAX_COUNT:
+            raise InvalidInput(
+                f"top_k must be 0 (all) or more, at most {MAX_COUNT}, not {self.top_k}"
+            )
         if not 0 < self.top_p <= 1:
             raise InvalidInput(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:

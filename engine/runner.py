@@ -67,12 +67,19 @@ class ModelRunner:
         takes no notice of, masks of its own, …) before it can show wrong tokens.
 
         Raises:
-            ModelUnavailable: the logits differ.
+            ModelUnavailable: the logits differ, or the model cannot run at all.
         """
         vocab = self.loaded.facts.vocab_size
         sequences = [[i * 7 % vocab for i in range(1, 6)], [i * 11 % vocab for i in range(1, 4)]]
-        ours = self._packed_logits(sequences)
-        theirs = self._reference_logits(sequences)
+        try:
+            ours = self._packed_logits(sequences)
+            theirs = self._reference_logits(sequences)
+        except Exception as error:
+            line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            facts = self.loaded.facts
+            raise ModelUnavailable(
+                f"{facts.name} ({facts.architecture}) cannot run on a paged cache: {line}"
+            ) from error
         scale = theirs.abs().max().clamp_min(1e-6)
         tolerance = 2e-3 if self.loaded.dtype is torch.float32 else 8e-2
         difference = float((ours - theirs).abs().max() / scale)

@@ -64,7 +64,8 @@ def _draw(logits: torch.Tensor, request: Request) -> int:
 
 def truncated_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Unnormalised probabilities `[vocab]`, float64, after temperature, top-k and top-p."""
-    scaled = logits.double() / params.temperature
+    # From the largest one down: however small the temperature, nothing overflows.
+    scaled = (logits.double() - logits.max().double()) / params.temperature
     if 0 < params.top_k < scaled.shape[-1]:
         threshold = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < threshold, -torch.inf)

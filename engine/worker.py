@@ -46,6 +46,7 @@ from engine.trace import TraceWriter
 if TYPE_CHECKING:
     from engine.engine import Engine
 
+LONGEST_WAIT_S = 3600.0
 LAST_RESORT_S = 3.0
 """When the other side is gone, a step may take this long to end before the process does."""
 
@@ -102,14 +103,14 @@ class Link:
             return None
 
     def _read(self) -> None:
-        while True:
-            command = read_command(self._commands)
-            if command is None:
-                break
-            self._queue.put(command)
-        self._queue.put(Shutdown())
-        time.sleep(LAST_RESORT_S)
-        os._exit(0)
+        try:
+            while (command := read_command(self._commands)) is not None:
+                self._queue.put(command)
+        finally:
+            # Gone, or speaking what is not ours: either way there is nobody to work for.
+            self._queue.put(Shutdown())
+            time.sleep(LAST_RESORT_S)
+            os._exit(0)
 
 
 class Worker:
@@ -222,7 +223,8 @@ class Worker:
         if not self.engine.has_work and not self.engine.pending_events:
             self._steps_owed = 0
             return
-        self._next_due = time.perf_counter() + (1 / self.steps_per_s if self.steps_per_s else 0.0)
+        wait = min(LONGEST_WAIT_S, 1 / self.steps_per_s) if self.steps_per_s else 0.0
+        self._next_due = time.perf_counter() + wait
         try:
             record = self.engine.step()
         except StepFailed as error:
@@ -274,10 +276,11 @@ class Worker:
 
     def _report_pending(self) -> None:
         """Tell what happened since the last step, when that has grown."""
-        events = self.engine.pending_events
-        if len(events) != self._reported_pending:
-            self._reported_pending = len(events)
-            self.link.send(Pending(events))
+        first = self._reported_pending
+        events = self.engine.pending_since(first)
+        if events:
+            self._reported_pending += len(events)
+            self.link.send(Pending(events, first))
 
     def _set_running(self, running: bool) -> None:
         self.running = running

@@ -7,9 +7,12 @@ going back in time affordable. Tests hold this state equal to the engine's own a
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from engine.free_queue import FreeQueue
 from engine.record import (
@@ -33,6 +36,7 @@ from engine.record import (
 )
 from engine.request import FinishReason, RequestStatus, SamplingParams
 
+MAX_POSITION = 2**40
 KEPT_FINISHED = 1000
 """Finished requests whose details are kept; older ones are only counted."""
 
@@ -195,6 +199,7 @@ class World:
         """
         if record.step != self.step + 1:
             raise ValueError(f"step {record.step} does not follow step {self.step}")
+        _check_shape(record)
         self.apply_events(record.events)
         for segment in record.segments:
             self._compute(segment)
@@ -256,6 +261,8 @@ class World:
         if segment.kind is SegmentKind.PAD:
             return
         view = self._own(segment.request_id)
+        if segment.start + segment.length > view.num_tokens:
+            raise ValueError(f"a segment goes beyond the tokens of {segment.request_id!r}")
         view.num_computed = segment.start + segment.length
         if segment.kind is SegmentKind.DECODE:
             view.decode_steps += 1
@@ -273,6 +280,13 @@ class World:
             view.first_token_at = at
 
     def _on_added(self, event: Added) -> None:
+        if len(event.pieces) != len(event.token_ids):
+            raise ValueError(f"{event.request_id!r} has not one piece a token")
+        if event.request_id in self.requests:
+            if self.requests[event.request_id].live:
+                raise ValueError(f"{event.request_id!r} is added twice")
+            # The id is used again: it names the new request from now on.
+            self._finished_order.remove(event.request_id)
         self.requests[event.request_id] = RequestView(
             self._epoch, self.num_added, self.step + 1, event
         )
@@ -292,12 +306,14 @@ class World:
 
     def _on_allocated(self, event: BlocksAllocated) -> None:
         for block_id in event.block_ids:
+            self._check_block(block_id)
             self.free.remove(block_id)
             self.ref_counts[block_id] += 1
         self._own(event.request_id).block_table.extend(event.block_ids)
 
     def _on_freed(self, event: BlocksFreed) -> None:
         for block_id in event.block_ids:
+            self._check_block(block_id)
             self.ref_counts[block_id] -= 1
             if self.ref_counts[block_id] == 0:
                 self.free.append(block_id)
@@ -341,9 +357,31 @@ class World:
         self._finished_order.append(request_id)
         self.num_finished += 1
 
+    def _check_block(self, block_id: int) -> None:
+        if not 0 <= block_id < self.header.num_blocks:
+            raise ValueError(f"there is no block {block_id}")
+
     def _forget_old(self) -> None:
         while len(self._finished_order) > KEPT_FINISHED:
             del self.requests[self._finished_order.pop(0)]
+
+
+def _check_shape(record: StepRecord) -> None:
+    """What must hold of any step, whatever came before it.
+
+    Raises:
+        ValueError: it does not (a damaged or foreign trace).
+    """
+    times = (record.started_at, *msgspec.structs.astuple(record.phases))
+    if not all(math.isfinite(time) and time >= 0 for time in times):
+        raise ValueError(f"step {record.step} has impossible times")
+    if record.token_budget < 1 or record.max_num_seqs < 1:
+        raise ValueError(f"step {record.step} has no budget")
+    for segment in record.segments:
+        if segment.length < 1 or not 0 <= segment.context <= segment.start < MAX_POSITION:
+            raise ValueError(f"step {record.step} has an impossible segment")
+    if sum(segment.length for segment in record.segments) != len(record.token_ids):
+        raise ValueError(f"step {record.step} has segments and tokens that do not agree")
 
 
 _HANDLERS: dict[type, Callable[[World, Any], None]] = {

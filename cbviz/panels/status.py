@@ -10,7 +10,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cbviz.palette import Palette
-from cbviz.sanitize import fit, one_line, width_of
+from cbviz.sanitize import fit, one_line, sanitize, width_of
 from cbviz.session import Phase, Session
 from engine.protocol import Stage
 from engine.record import RunHeader
@@ -96,7 +96,7 @@ class StatusLine(Widget):
         size = f"{header.model.num_parameters / 1e6:.3g}M" if header.model.num_parameters else ""
         return [
             Part(f"{name.rsplit('/', 1)[-1]} {size}".strip(), palette.title, 3),
-            Part(f"{header.device} {header.dtype}", palette.muted, 4),
+            Part(one_line(f"{header.device} {header.dtype}", limit=40), palette.muted, 4),
             Part(header.attention, palette.muted, 5),
         ]
 
@@ -226,7 +226,8 @@ def _join(parts: list[Part], palette: Palette) -> list[Segment]:
     for part in parts:
         if line:
             line.append(Segment(f" {palette.glyphs.middot} ", palette.faint))
-        line.append(Segment(part.text, part.style))
+        # Whatever a part was made of, what leaves here is safe.
+        line.append(Segment(sanitize(part.text, ascii=palette.ascii), part.style))
     return line
 
 

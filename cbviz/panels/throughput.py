@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from rich.segment import Segment
@@ -162,7 +163,7 @@ def columns(values: Sequence[float], top: float, rows: int, levels: Sequence[str
     """
     steps = len(levels)
     heights = [
-        max(1, round(value / top * rows * steps)) if value > 0 and top > 0 else 0
+        max(1, round(min(1.0, value / top) * rows * steps)) if value > 0 and 0 < top < inf else 0
         for value in values
     ]
     lines = []

@@ -18,7 +18,7 @@ import msgspec
 import engine
 from cbviz.sources.base import OnMessage
 from engine.config import EMBEDDED, EngineConfig
-from engine.protocol import Command, Fatal, Load, Shutdown, encode, read_message
+from engine.protocol import Command, Fatal, Load, Notice, Shutdown, encode, read_message
 
 # `-P`: a directory `engine` in the user's working directory must not be taken for ours.
 WORKER = (sys.executable, "-P", "-m", "engine.worker")
@@ -45,6 +45,7 @@ class LiveSource:
         self._argv = tuple(argv)
         self._process: _EngineProcess | None = None
         self._lock = Lock()
+        self._runs = 0
 
     @property
     def can_drive(self) -> bool:
@@ -70,8 +71,18 @@ class LiveSource:
         except OSError as error:
             on_message(Fatal(f"the engine's process cannot be started: {error.strerror}"))
             return
-        process.send(Load(self._config, str(self._trace) if self._trace else None))
+        trace = self._next_trace()
+        if trace is not None and trace != self._trace:
+            on_message(Notice(f"recording goes on in {trace.name}: the first run's trace is kept"))
+        process.send(Load(self._config, str(trace) if trace else None))
         self._process = process
+
+    def _next_trace(self) -> Path | None:
+        """`run.trace`, then `run.2.trace`, …: what an engine recorded before it died is wanted."""
+        self._runs += 1
+        if self._trace is None or self._runs == 1:
+            return self._trace
+        return self._trace.with_name(f"{self._trace.stem}.{self._runs}{self._trace.suffix}")
 
     def send(self, command: Command) -> None:
         """Hand a command to the engine's process, if there is one."""
@@ -97,8 +108,9 @@ class _EngineProcess:
         try:
             # A session of its own: ctrl+c and a closing terminal reach us alone, and we end it.
             self._popen = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-                env=_environment(), start_new_session=True,
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self._log or subprocess.DEVNULL, env=_environment(),
+                start_new_session=True,
             )  # fmt: skip
         finally:
             if self._log is not None:
@@ -139,11 +151,20 @@ class _EngineProcess:
         pipe = cast(IO[bytes], self._popen.stdin)
         try:
             while (command := self._commands.get()) is not None:
-                pipe.write(encode(command))
+                frame = self._encoded(command)
+                pipe.write(frame)
                 pipe.flush()
             pipe.close()
         except (OSError, ValueError):
             return  # It is gone: the reader says how.
+
+    def _encoded(self, command: Command) -> bytes:
+        """A frame; nothing for a command that cannot be said (half a character in a prompt)."""
+        try:
+            return encode(command)
+        except (ValueError, OverflowError, TypeError) as error:
+            self._on_message(Notice(f"this cannot be sent to the engine: {error}", "error"))
+            return b""
 
     def _read(self) -> None:
         pipe = cast(BinaryIO, self._popen.stdout)

@@ -151,6 +151,10 @@ def test_a_reader_that_leaves_is_no_error():
         ("replay {tmp}/empty.txt", "is not a cbviz trace"),
         ("--model gpt2 run --prompt a", "--model goes after 'run'"),
         ("frobnicate", "No such command"),
+        ("--speed 1e-12", "--speed must be 0 (unlimited) or at least"),
+        ("run --max-tokens 99999999999999999999999 --prompt a", "max_tokens must be at least 1"),
+        ("run --prompt a --trace t\udce9.trace", "--trace must be UTF-8 text"),
+        ("--model caf\udce9", "--model must be UTF-8 text"),
         ("run --device tpu", "Invalid value for '--device'"),
         ("", "the explorer needs a terminal"),
     ],
@@ -170,6 +174,23 @@ def test_hostile_text_does_not_reach_the_terminal_in_an_error():
     done = cbviz("run", "--model", "/tmp/\x1b[31mred\x1b[0m", "--prompt", "a")
     assert done.returncode == 2
     assert "\x1b" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cbviz.cli", "run", "--prompt", "a", "--max-tokens", "2"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "cbviz: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def test_bytes_that_are_no_text_are_replaced():
+    done = cbviz("run", "--prompt", "caf\udce9", "--max-tokens", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["prompt"] == "caf?"
 
 
 def test_version_and_info_answer_without_a_window():
@@ -210,3 +231,8 @@ def test_prompt_files(tmp_path):
     lines.write_text('{"prompt": "a", "temperature": -3}\n')
     with pytest.raises(InvalidInput, match=r"line 1: temperature must be 0 or more"):
         read_prompts(str(lines), params)
+    text = tmp_path / "p.txt"
+    text.write_bytes("one\u2028line\x0cstill\r\ntwo\n".encode())
+    assert [prompt for prompt, _ in read_prompts(str(text), params)] == [
+        "one\u2028line\x0cstill", "two",
+    ]  # fmt: skip

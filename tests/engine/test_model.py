@@ -171,3 +171,63 @@ def test_half_precision_runs(model_path):
         (done,) = engine.generate(["the cat"], SamplingParams(max_tokens=4, ignore_eos=True))
         assert len(done.token_ids) == 4
         assert engine.header.dtype == dtype
+
+
+def test_a_model_that_cannot_run_at_all_is_refused_in_one_line(model_path, monkeypatch):
+    from engine.runner import ModelRunner
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("The size of tensor a must match\nthe size of tensor b")
+
+    monkeypatch.setattr(ModelRunner, "logits", broken)
+    with pytest.raises(ModelUnavailable, match="cannot run on a paged cache: The size") as refusal:
+        Engine(EngineConfig(model=model_path("tiny-gpt2")))
+    assert "\n" not in str(refusal.value)
+
+
+def test_longrope_is_kept_to_where_its_positions_do_not_depend_on_the_batch(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from .conftest import save_tokenizer
+
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0,
+    }  # fmt: skip
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=280, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+            rope_parameters=rope,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    save_tokenizer(tmp_path)
+    assert Engine(EngineConfig(model=str(tmp_path))).memory.max_model_len == 16
+    with pytest.raises(ModelUnavailable, match=r"beyond 16 tokens \(longrope\)"):
+        Engine(EngineConfig(model=str(tmp_path), max_model_len=17))
+
+
+def test_generate_leaves_nothing_behind_when_it_fails(model_path, monkeypatch):
+    engine = Engine(EngineConfig(model=model_path("tiny-gpt2")))
+    with pytest.raises(InvalidInput, match="not of 'a'"):
+        engine.generate(["ok", ["a"]])
+    assert not engine.has_work
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("trouble")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "logits", broken)
+        with pytest.raises(StepFailed):
+            engine.generate(["ok", "fine"])
+    assert not engine.has_work
+    engine.step()
+    assert engine.core.scheduler.pool.num_held == 0
+
+
+def test_half_characters_in_prompts_and_ids_are_replaced(model_path):
+    engine = Engine(EngineConfig(model=model_path("tiny-gpt2")))
+    request_id = engine.add_request("caf\udce9", request_id="x\udce9")
+    record = engine.step()
+    assert request_id == "x?"
+    assert record.events[0].prompt == "caf?"

@@ -171,3 +171,15 @@ def test_old_finished_requests_are_forgotten_but_counted():
     assert len(engine.world.requests) == 1000
     assert "r1099" in engine.world.requests
     assert "r0" not in engine.world.requests
+
+
+def test_an_id_used_again_names_the_new_request():
+    engine = FakeEngine(token_budget=64, max_num_seqs=64)
+    for _ in range(2):
+        engine.add("x", 3, max_tokens=2, ignore_eos=True)
+        engine.run()
+    for index in range(1100):
+        engine.add(f"r{index}", 1, max_tokens=1)
+    engine.run()
+    assert engine.world.num_finished == 1102
+    assert len(engine.world.requests) == 1000

@@ -83,3 +83,8 @@ def test_logits_that_are_no_numbers_fail_the_step():
 def test_bad_parameters_are_refused_in_one_sentence(params, message):
     with pytest.raises(InvalidInput, match=message):
         SamplingParams(**params)
+
+
+def test_the_smallest_temperature_is_greedy_and_overflows_nothing():
+    subject = request(temperature=1e-308, seed=1)
+    assert sample(LOGITS[None], [subject])[0] == [0]

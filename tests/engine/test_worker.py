@@ -192,3 +192,25 @@ def test_what_cannot_be_loaded_is_told_in_one_line(worker, tmp_path):
     )
     assert worker.process.wait(20) == 2
     assert b"Traceback" not in worker.process.stderr.read()
+
+
+def test_what_is_not_ours_on_the_pipe_ends_the_process(worker):
+    worker.process.stdin.write(b"\x05\0\0\0hello")
+    worker.process.stdin.flush()
+    assert worker.process.wait(20) == 0
+
+
+def test_pending_events_are_told_once(worker, config):
+    """However many requests are added while it stands still, each is sent one time."""
+    worker.send(Load(config))
+    worker.until_a(Ready)
+    seen = 0
+    for number in range(40):
+        worker.send(Add(f"prompt {number}", GREEDY))
+        while seen <= number:
+            pending = worker.until_a(Pending)
+            assert pending.first == seen
+            seen += len(pending.events)
+    worker.send(Step(1))
+    added = [e for e in worker.until_a(Stepped).record.events if isinstance(e, Added)]
+    assert len(added) == 40
