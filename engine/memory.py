@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -96,7 +97,19 @@ def free_memory(device: torch.device) -> int:
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    group = cgroup_free(Path("/sys/fs/cgroup"))
+    return available if group is None else min(available, group)
+
+
+def cgroup_free(folder: Path) -> int | None:
+    """Bytes that a container may still take (cgroup v2); None where there is no limit."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        return None if limit == "max" else max(0, int(limit) - used)
+    except (OSError, ValueError):
+        return None
 
 
 def format_bytes(size: float) -> str:

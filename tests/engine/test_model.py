@@ -231,3 +231,14 @@ def test_half_characters_in_prompts_and_ids_are_replaced(model_path):
     record = engine.step()
     assert request_id == "x?"
     assert record.events[0].prompt == "caf?"
+
+
+def test_a_container_s_memory_limit_counts(tmp_path):
+    from engine.memory import cgroup_free
+
+    assert cgroup_free(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cgroup_free(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert cgroup_free(tmp_path) == 700
