@@ -175,6 +175,11 @@ def cli(context: click.Context, /, **given: Any) -> None:
 @click.option("--top-p", type=float, default=1.0, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a request, then a summary.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="A line a request a step on stderr: what it did, or why it waited.",
+)
 @trace_option
 @click.pass_context
 def run(context: click.Context, /, **given: Any) -> None:
@@ -192,7 +197,11 @@ def run(context: click.Context, /, **given: Any) -> None:
     # What is wrong so far is said at once; only now is torch worth waiting for.
     from cbviz.headless import run_prompts
 
-    context.exit(run_prompts(config, prompts, as_json=given["as_json"], trace=trace))
+    context.exit(
+        run_prompts(
+            config, prompts, as_json=given["as_json"], trace=trace, explain=given["explain"]
+        )
+    )
 
 
 @cli.command()

@@ -12,11 +12,13 @@ from cbviz.sanitize import one_line, sanitize
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidInput, StepFailed
+from engine.explain import explain_step
 from engine.info import Info, gather
 from engine.memory import format_bytes
 from engine.record import Preempted, SegmentKind, StepRecord
 from engine.request import SamplingParams
 from engine.trace import TraceWriter
+from engine.world import World
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -49,11 +51,12 @@ class Summary(msgspec.Struct, kw_only=True):
 class _Run:
     """One headless run: an engine, an optional trace, running totals."""
 
-    def __init__(self, config: EngineConfig, trace: Path | None) -> None:
+    def __init__(self, config: EngineConfig, trace: Path | None, explain: bool) -> None:
         self.engine = Engine(config, report=_narrate_stage)
         self.writer = TraceWriter(trace, self.engine.header) if trace else None
         self.summary = Summary(kv_blocks=self.engine.memory.num_blocks)
         self.trace_lost = False
+        self.world = World(self.engine.header) if explain else None
         self.refusals: dict[int, str] = {}
         """By the place of the prompt, from 0."""
 
@@ -62,6 +65,10 @@ class _Run:
         record = self.engine.step()
         self.summary.count(record)
         self._write(record)
+        if self.world is not None:
+            self.world.apply(record)
+            for request_id, words in explain_step(record, self.world):
+                print(one_line(f"step {record.step:<5}{request_id:<4} {words}"), file=sys.stderr)
 
     def finish(self) -> None:
         """Close the trace."""
@@ -99,14 +106,17 @@ def run_prompts(
     *,
     as_json: bool,
     trace: Path | None,
+    explain: bool = False,
 ) -> int:
     """Run prompts to their end and print the results in the order of the prompts.
+
+    `explain`: also a line a request a step on stderr that says what it did, or why it waited.
 
     Returns the exit code: 0, 1 when a step or the trace failed, 2 when a prompt was refused, 130
     when interrupted.
     """
     narrate("importing torch and transformers, loading the model …")
-    run = _Run(config, trace)
+    run = _Run(config, trace, explain)
     narrate(describe(run.engine))
     started = time.perf_counter()
     request_ids = [_add(run, number, *prompt) for number, prompt in enumerate(prompts)]

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from engine.record import Action, Decision, Reason
+from collections.abc import Iterator
+
+from engine.record import Action, Decision, Reason, StepRecord
+from engine.world import World
+
+
+def explain_step(record: StepRecord, world: World) -> Iterator[tuple[str, str]]:
+    """`(request_id, sentence)` for every request that was live in a step.
+
+    `world` is the state after it. First those that the record names one by one, in its order, then
+    the rest of the queue.
+    """
+    named = set()
+    for decision in record.decisions:
+        named.add(decision.request_id)
+        yield decision.request_id, sentence(decision)
+    if record.rest is not None:
+        for request_id in world.waiting:
+            if request_id not in named:
+                yield request_id, sentence(record.rest)
 
 
 def sentence(decision: Decision) -> str:

@@ -72,6 +72,25 @@ def test_plain_output_is_the_texts_and_nothing_else():
     assert "cbviz: " in plain.stderr
 
 
+def test_explain_says_for_every_step_why_each_request_did_or_did_not_run():
+    done = cbviz(
+        "run", "--explain", "--token-budget", "6", "--max-num-seqs", "2", "--max-tokens", "2",
+        "--prompt", "The dog", "--prompt", "Once upon a time", "--prompt", "One day",
+        "--prompt", "Lily", "--ignore-eos",
+    )  # fmt: skip
+    lines = [line.split(maxsplit=3) for line in done.stderr.splitlines() if line[:5] == "step "]
+    first = {request_id: words for _, step, request_id, words in lines if step == "0"}
+    assert first == {
+        "A": "prefill: the last 3 tokens",
+        "B": "prefill chunk: 3 of the 5 tokens left",
+        "C": "budget spent: 0 of 6 left, 3 tokens to compute",
+        "D": "behind C",
+    }
+    assert ["step", "1", "C", "max sequences: 2 of 2 running"] in lines
+    steps = [int(step) for _, step, _, _ in lines]
+    assert sorted(set(steps)) == list(range(max(steps) + 1))
+
+
 def test_the_same_seed_gives_the_same_text():
     texts = [
         cbviz("run", "--prompt", "One day", "--temperature", "1", "--seed", seed).stdout
