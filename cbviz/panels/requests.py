@@ -18,7 +18,7 @@ from cbviz.frame import Frame
 from cbviz.palette import Palette
 from cbviz.panels.base import Panel
 from cbviz.panels.reason import why
-from cbviz.panels.rows import finish_words, letter_of, seconds, tail
+from cbviz.panels.rows import finish_words, letter_of, ratio, seconds, tail
 from cbviz.sanitize import fit, one_line
 from engine.record import SegmentKind
 from engine.request import RequestStatus
@@ -154,7 +154,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
             line.append(self._cell(view.request_id, id_width - 1, palette.muted))
         line.append(self._cell(*self._state(view, request_id)))
         line += self._progress(view, _bar_width(width))
-        out = f"{view.num_output_tokens}/{view.params.max_tokens}"
+        out = ratio(view.num_output_tokens, view.params.max_tokens)
         line.append(Segment(f"{out:>7} ", palette.text if view.live else palette.finished))
         line.append(Segment(f"{self._ttft(view):>7}  ", palette.muted))
         line += self._words(world, view, width - sum(segment.cell_length for segment in line))
@@ -187,7 +187,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         """Prompt tokens computed, and a bar while there are some left."""
         palette, total = self.palette, view.num_prompt_tokens
         done = min(view.num_computed, total) if view.live else total
-        numbers = f"{done}/{total}"
+        numbers = ratio(done, total)
         style = palette.text if view.live else palette.finished
         line = [Segment(f"{numbers:<8}", style)]
         if not view.live or done in (0, total) or not width:

@@ -35,6 +35,31 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 99.5 else f"{value:.0f} s"
 
 
+RATIO_WIDTH = 7
+
+
+def ratio(done: int, total: int) -> str:
+    """`18/64`, in at most `RATIO_WIDTH` cells, so that columns stay where they are.
+
+    Long ones in thousands (`1.5k/2k`), or else as a share, rounded down: what is not done must not
+    look done.
+    """
+    forms = (
+        f"{done}/{total}",
+        f"{_thousands(done, 1)}/{_thousands(total, 1)}",
+        f"{_thousands(done, 0)}/{_thousands(total, 0)}",
+    )
+    share = f"{100 * done // total if total else 0} %"
+    return next((form for form in forms if len(form) <= RATIO_WIDTH), share)
+
+
+def _thousands(count: int, digits: int) -> str:
+    if count < 1000:
+        return str(count)
+    scale = 10**digits
+    return f"{count * scale // 1000 / scale:g}k"
+
+
 def tail(prompt: str, text: str, width: int, *, ascii: bool = False) -> tuple[str, str]:
     """Prompt and output as one safe line, cut at its beginning, in two parts.
 
