@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from engine.protocol import Add
     from engine.request import SamplingParams
 
+_ASCII_KEYS = {"←": "<-", "→": "->", "↑": "up", "↓": "down"}
 FRAME_S = 1 / 30
 """Time from one drawing to the next at least; what comes between is drawn with the next."""
+SIGNAL_GRACE_S = 3.0
 INGEST_S = 0.010
 """Time spent on messages before keys get their turn again."""
 
@@ -116,6 +119,7 @@ class CbvizApp(App[int]):
 
     def on_mount(self) -> None:
         """The boxes are there: show them, then bring in what goes into them."""
+        self.screen.set_class(self.palette.ascii, "-ascii")
         low = self.size.height < 34
         self.screen.set_class(low, "-low")
         self.query_one("#throughput").display = not low
@@ -163,6 +167,8 @@ class CbvizApp(App[int]):
             self.arrangement.apply(self.size)
             self._up = True
             self._draw()
+        # The footer was not there when the bindings were made known.
+        self.refresh_bindings()
         self.call_after_refresh(self._start)
 
     @property
@@ -171,7 +177,13 @@ class CbvizApp(App[int]):
         return self._up
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Until the panels are there, the one thing to be done is to leave."""
+        """Until the panels are there, the one thing to be done is to leave.
+
+        The keys that open the line come before all others, so that what follows them in the same
+        breath is typed into it; in the line they are letters.
+        """
+        if action in ("inject", "ask_step") and self._up and self.prompt.input.has_focus:
+            return False
         return self._up or action == "quit"
 
     def _start(self) -> None:
@@ -187,12 +199,25 @@ class CbvizApp(App[int]):
             self.changed()
 
     def on_load(self) -> None:
-        """A closing terminal and a polite kill end the window as `q` does."""
+        """A closing terminal and a polite kill end the window as `q` does, or by force."""
         if self.is_headless or not hasattr(signal, "SIGHUP"):
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+            loop.add_signal_handler(number, self._leave_by_signal, 128 + number)
+
+    def _leave_by_signal(self, code: int) -> None:
+        """Leave in order; but writing to a terminal that is gone may block for ever, so that after
+        a while the process ends without it. No engine stays behind either way."""
+
+        def end() -> None:
+            self.source.close()
+            os._exit(code)
+
+        watchdog = threading.Timer(SIGNAL_GRACE_S, end)
+        watchdog.daemon = True
+        watchdog.start()
+        self.exit(return_code=code)
 
     async def on_unmount(self) -> None:
         """No engine stays behind. With a terminal, `run_async` sees to it after its restoration."""
@@ -328,7 +353,8 @@ class CbvizApp(App[int]):
 
     def action_inject(self) -> None:
         """Type a prompt."""
-        self.prompt.ask_prompt()
+        if self.driver.may_change("a prompt"):
+            self.prompt.ask_prompt()
 
     def action_ask_step(self) -> None:
         """Type the number of a step."""
@@ -371,6 +397,11 @@ class CbvizApp(App[int]):
         finally:
             self._restarting = False
 
+    def get_key_display(self, binding: Binding) -> str:
+        """How a key is written in the footer; with `--ascii` in ASCII."""
+        shown = super().get_key_display(binding)
+        return _ASCII_KEYS.get(shown, shown) if self.palette.ascii else shown
+
     def action_help(self) -> None:
         """All keys."""
         from cbviz.screens.help import HelpScreen
@@ -391,8 +422,9 @@ class CbvizApp(App[int]):
             if binding.id not in ("interrupt", "panel_6"):
                 action = binding.action
                 yield SystemCommand(
-                    binding.description, binding.tooltip, lambda action=action: self._act(action)
-                )
+                    binding.tooltip, f"key {self.get_key_display(binding)}",
+                    lambda action=action: self._act(action),
+                )  # fmt: skip
 
     def _act(self, action: str) -> None:
         self.call_later(self.run_action, action)

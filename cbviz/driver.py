@@ -158,7 +158,7 @@ class Driver:
 
     def change_budget(self, direction: int) -> None:
         """A larger (1) or smaller (-1) token budget, from the next step on."""
-        world = self.session.live_world() if self._may_change("the token budget") else None
+        world = self.session.live_world() if self.may_change("the token budget") else None
         if world is None:
             return
         now = self._budget_asked if self._budget_asked is not None else world.token_budget
@@ -172,7 +172,7 @@ class Driver:
         if not prompt.strip():
             self._say("the prompt is empty: type some words first", "warning")
             return False
-        if not self._may_change("a prompt"):
+        if not self.may_change("a prompt"):
             return False
         self.session.go_live()
         self._send(Add(prompt, self._params))
@@ -180,10 +180,10 @@ class Driver:
 
     def cancel(self, request_id: str | None) -> None:
         """Take out a request."""
+        if not self.may_change("a request"):
+            return
         if request_id is None:
             self._say("select a request first (up, down or a click)", "information")
-            return
-        if not self._may_change("a request"):
             return
         world = self.session.live_world()
         view = world.view(request_id) if world else None
@@ -241,7 +241,8 @@ class Driver:
             self._say("the engine has ended: r starts it again", "warning")
         return self.session.phase is Phase.READY
 
-    def _may_change(self, what: str) -> bool:
+    def may_change(self, what: str) -> bool:
+        """Whether the source takes commands now; says why if not."""
         if not self.source.can_drive:
             self._say(f"a replay cannot be changed: {what} needs a live engine", "information")
             return False

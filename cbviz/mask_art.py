@@ -261,7 +261,7 @@ class MaskArt:
             cells.append((f" partly  {rows} {glyphs.times} {columns} pairs a cell  ", muted))
         elif not grid.whole:
             cells.append((self._where(grid), muted))
-        cells.append(("v zoom  hjkl cursor", muted))
+        cells.append(("v view  hjkl cursor", muted))
         return [(fit(text, 80, pad=False, ascii=self.palette.ascii), s) for text, s in cells]
 
     def _where(self, grid: MaskGrid) -> str:

@@ -54,7 +54,7 @@ def _scheduled(decision: Decision) -> str:
         return "decode: 1 token"
     if decision.tokens == decision.left:
         return f"prefill: the last {_tokens(decision.tokens)}"
-    return f"prefill chunk: {decision.tokens} of the {_tokens(decision.left)} left"
+    return f"prefill chunk: {_tokens(decision.tokens)}, {decision.left - decision.tokens} to go"
 
 
 def _tokens(count: int) -> str:

@@ -45,7 +45,8 @@ class RequestView:
     """What the records say of one request.
 
     `token_ids` and `pieces` only ever grow and are shared between copies of the world: read them
-    up to `num_tokens`. Times are seconds since the engine started; None = not yet.
+    up to `num_tokens`. `*_at` are seconds since the engine started, `*_busy` seconds that the
+    engine had computed by then: pauses and a speed limit do not count. None = not yet.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class RequestView:
         "_pieces",
         "_token_ids",
         "added_at",
+        "added_busy",
         "added_step",
         "admitted_at",
         "block_table",
@@ -61,7 +63,9 @@ class RequestView:
         "finish_reason",
         "finished_at",
         "first_token_at",
+        "first_token_busy",
         "last_token_at",
+        "last_token_busy",
         "num_computed",
         "num_prompt_tokens",
         "num_tokens",
@@ -76,7 +80,7 @@ class RequestView:
         "text",
     )  # fmt: skip
 
-    def __init__(self, epoch: int, ordinal: int, step: int, event: Added) -> None:
+    def __init__(self, epoch: int, ordinal: int, step: int, busy_s: float, event: Added) -> None:
         self._epoch = epoch
         self._token_ids = list(event.token_ids)
         self._pieces = list(event.pieces)
@@ -94,6 +98,9 @@ class RequestView:
         self.added_step = step
         """The step that took it in."""
         self.added_at = event.at
+        self.added_busy = busy_s
+        self.first_token_busy: float | None = None
+        self.last_token_busy: float | None = None
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -135,6 +142,19 @@ class RequestView:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, in seconds that the engine computed."""
+        return None if self.first_token_busy is None else self.first_token_busy - self.added_busy
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean time from token to token, in seconds that the engine computed."""
+        if self.first_token_busy is None or self.last_token_busy is None:
+            return None
+        gaps = self.num_output_tokens - 1
+        return (self.last_token_busy - self.first_token_busy) / gaps if gaps > 0 else None
+
+    @property
     def live(self) -> bool:
         """Waiting, running or preempted."""
         return self.status is not RequestStatus.FINISHED
@@ -168,6 +188,8 @@ class World:
         self.num_preemptions = 0
         self.prefill_tokens = 0
         self.decode_tokens = 0
+        self.busy_s = 0.0
+        """Seconds that the engine has computed, all steps together."""
         self.free = FreeQueue(header.num_blocks)
         self.ref_counts = array("i", bytes(4 * header.num_blocks))
         self.last: StepRecord | None = None
@@ -204,6 +226,7 @@ class World:
         for segment in record.segments:
             self._compute(segment)
         ended_at = record.started_at + record.phases.total
+        self.busy_s += record.phases.total
         for sample in record.sampled:
             self._sample(sample, ended_at)
         self.step = record.step
@@ -275,9 +298,9 @@ class World:
         view = self._own(sample.request_id)
         view.push(sample)
         view.text += sample.text
-        view.last_token_at = at
+        view.last_token_at, view.last_token_busy = at, self.busy_s
         if view.first_token_at is None:
-            view.first_token_at = at
+            view.first_token_at, view.first_token_busy = at, self.busy_s
 
     def _on_added(self, event: Added) -> None:
         if len(event.pieces) != len(event.token_ids):
@@ -288,7 +311,7 @@ class World:
             # The id is used again: it names the new request from now on.
             self._finished_order.remove(event.request_id)
         self.requests[event.request_id] = RequestView(
-            self._epoch, self.num_added, self.step + 1, event
+            self._epoch, self.num_added, self.step + 1, self.busy_s, event
         )
         self.waiting.append(event.request_id)
         self.num_added += 1

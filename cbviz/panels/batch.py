@@ -217,7 +217,7 @@ def budget_parts(record: StepRecord) -> tuple[int, int, int, int]:
 
 
 def figures(world: World, record: StepRecord, palette: Palette) -> str:
-    """`32 of 32 tokens: 3 decode + 29 prefill (D, 30–58 of 75)`."""
+    """`32 of 32 tokens: 3 decode + 29 prefill (D, 29–57 of 75)`."""
     decode, prefill, pad, _ = budget_parts(record)
     named = [(decode, "decode"), (prefill, "prefill"), (pad, "pad")]
     parts = " + ".join(f"{amount} {name}" for amount, name in named if amount)
@@ -226,16 +226,17 @@ def figures(world: World, record: StepRecord, palette: Palette) -> str:
     if len(chunks) > NAMED_CHUNKS:
         told.append(f"{len(chunks) - NAMED_CHUNKS} more")
     where = f" ({'; '.join(told)})" if told else ""
-    return f"{record.num_tokens} of {record.token_budget} tokens: {parts}{where}"
+    noun = "token" if record.token_budget == 1 else "tokens"
+    return f"{record.num_tokens} of {record.token_budget} {noun}: {parts}{where}"
 
 
 def _chunk(world: World, record: StepRecord, segment: Segment, palette: Palette) -> str:
-    """`D, 30–58 of 75`: which tokens of the prefill, counted from 1."""
+    """`D, 29–57 of 75`: positions of the prefill, as in the mask."""
     view = world.view(segment.request_id)
     letter = palette.glyphs.pad if view is None else palette.letter(view.ordinal)
     end = segment.start + segment.length
     total = max(_prefill_total(world, record, segment), end)
-    return f"{letter}, {segment.start + 1}{palette.glyphs.dash}{end} of {total}"
+    return f"{letter}, {segment.start}{palette.glyphs.dash}{end - 1} of {total}"
 
 
 def _prefill_total(world: World, record: StepRecord, segment: Segment) -> int:

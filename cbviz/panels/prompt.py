@@ -107,13 +107,16 @@ class PromptLine(Horizontal):
 
     def ask_prompt(self) -> None:
         """Take the focus and ask for a prompt."""
-        self._change(Asks.PROMPT)
-        self.input.focus()
+        self._take_keys(Asks.PROMPT)
 
     def ask_step(self) -> None:
         """Take the focus and ask for the number of a step."""
-        self._change(Asks.STEP)
-        self.input.focus()
+        self._take_keys(Asks.STEP)
+
+    def _take_keys(self, asks: Asks) -> None:
+        self._change(asks)
+        # Not `focus()`, which takes effect later: keys right behind this one are meant for us.
+        self.screen.set_focus(self.input)
 
     def leave(self) -> None:
         """Back to a prompt line nobody types in."""

@@ -200,9 +200,7 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         ]
 
     def _ttft(self, view: RequestView) -> str:
-        if view.first_token_at is None:
-            return self.palette.glyphs.dash
-        return seconds(view.first_token_at - view.added_at)
+        return self.palette.glyphs.dash if view.ttft_s is None else seconds(view.ttft_s)
 
     def _words(self, world: World, view: RequestView, width: int) -> list[Segment]:
         """The newest text, or why there is none to come in this step."""

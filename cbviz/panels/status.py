@@ -114,6 +114,11 @@ class StatusLine(Widget):
             Part(f"done {finished}", palette.finished, 6),
         ]
 
+    def _idle(self) -> bool:
+        """It would run, but there is nothing left to do."""
+        running, waiting, _ = self.counts
+        return self.session.step >= 0 and running == 0 and waiting == 0
+
     def _time(self) -> list[Part]:
         session, palette = self.session, self.palette
         play, pause, back = (">", "||", "<") if palette.ascii else ("▶", "⏸", "◀")
@@ -122,6 +127,8 @@ class StatusLine(Widget):
         if self.status.can_drive and session.live:
             if session.phase is not Phase.READY:
                 return [Part(step, palette.text, 0)]
+            if session.running and self._idle():
+                return [Part(f"{step} idle: i injects a prompt", palette.muted, 0)]
             if session.running:
                 return [Part(f"{step} {play} live, {speed}", palette.ok, 0)]
             return [Part(f"{step} {pause} paused", palette.warn, 0)]

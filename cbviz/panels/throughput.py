@@ -20,7 +20,7 @@ from cbviz.panels.base import Panel
 from cbviz.panels.rows import seconds
 from cbviz.sanitize import fit
 from engine.record import SegmentKind, StepRecord
-from engine.world import RequestView, World
+from engine.world import World
 
 WINDOW = 16
 """Steps that the current figures are taken over."""
@@ -60,7 +60,7 @@ class ThroughputPanel(Panel):
         width, height = self.content_size
         steps = _worked(self.frame)
         now = Rates.of(steps[-WINDOW:])
-        self.border_title = f"Throughput  last {now.steps} steps" if now.steps else "Throughput"
+        self.border_title = _title(now.steps)
         self._lines = self._make(steps, width, height) if height > 0 and width > 0 else []
 
     def on_resize(self) -> None:
@@ -143,8 +143,8 @@ class ThroughputPanel(Panel):
 
     def _latency(self, world: World, width: int) -> list[Segment]:
         """Medians over the requests that are known: first token, and from token to token."""
-        first = [ttft for view in world.requests.values() if (ttft := _ttft(view)) is not None]
-        between = [itl for view in world.requests.values() if (itl := _itl(view)) is not None]
+        first = [ttft for view in world.requests.values() if (ttft := view.ttft_s) is not None]
+        between = [itl for view in world.requests.values() if (itl := view.itl_s) is not None]
         dash = self.palette.glyphs.dash
         ttft_words = seconds(median(first)) if first else dash
         itl_words = seconds(median(between)) if between else dash
@@ -184,12 +184,8 @@ def _rate(value: float) -> str:
     return f"{value / 1000:.1f}k" if value >= 9_950 else f"{value:.0f}"
 
 
-def _ttft(view: RequestView) -> float | None:
-    return None if view.first_token_at is None else view.first_token_at - view.added_at
-
-
-def _itl(view: RequestView) -> float | None:
-    """Mean time from token to token of one request, s."""
-    if view.first_token_at is None or view.last_token_at is None or view.num_output_tokens < 2:
-        return None
-    return (view.last_token_at - view.first_token_at) / (view.num_output_tokens - 1)
+def _title(steps: int) -> str:
+    """Over how many steps, and on which clock: pauses and the speed limit do not count."""
+    if not steps:
+        return "Throughput"
+    return f"Throughput  last {'step' if steps == 1 else f'{steps} steps'}, engine time"

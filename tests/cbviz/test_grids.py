@@ -310,7 +310,7 @@ async def test_budget_bar_is_in_proportion() -> None:
         prefill = text.index("▓")
         assert prefill == pytest.approx(room * 3 / 32, abs=1)
         assert "prefill 29" in text
-        assert "32 of 32 tokens: 3 decode + 29 prefill (D, 30–58 of 75)" in str(panel.border_title)
+        assert "32 of 32 tokens: 3 decode + 29 prefill (D, 29–57 of 75)" in str(panel.border_title)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,6 +5,7 @@ Nothing sleeps: `until` reads what the program writes until the screen shows wha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -69,7 +70,8 @@ class Terminal:
         if psutil.pid_exists(self.process.pid):
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()
-        self.process.close(force=True)
+        with contextlib.suppress(OSError):  # A test may have closed the terminal itself.
+            self.process.close(force=True)
 
     @property
     def text(self) -> str:

@@ -82,7 +82,7 @@ def test_explain_says_for_every_step_why_each_request_did_or_did_not_run():
     first = {request_id: words for _, step, request_id, words in lines if step == "0"}
     assert first == {
         "A": "prefill: the last 3 tokens",
-        "B": "prefill chunk: 3 of the 5 tokens left",
+        "B": "prefill chunk: 3 tokens, 2 to go",
         "C": "budget spent: 0 of 6 left, 3 tokens to compute",
         "D": "behind C",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import signal
@@ -22,6 +23,8 @@ def test_the_demo_runs_by_itself_and_the_keys_do_what_the_footer_says(size):
         terminal.until("import")
         assert "Batch" in terminal.text, "the panels are there before torch is"
         terminal.until(lambda: terminal.step >= 8)
+        assert "space run/pause" in terminal.screen.display[-1], "keys are told from the start"
+        assert "q quit" in terminal.screen.display[-1]
         terminal.press("space")
         terminal.until("paused")
         for title in ("Batch", "Mask", "KV cache", "Requests"):
@@ -76,6 +79,40 @@ def test_prompts_can_be_injected_and_cancelled_while_others_run():
         assert "▶" in terminal.status, "typed letters are not keys"
         terminal.press("down", "down", "x")
         terminal.until("✗ cancel")
+
+
+def test_keys_that_come_in_one_burst_belong_to_the_line_that_was_opened():
+    with Terminal() as terminal:
+        terminal.until(lambda: terminal.step >= 12)
+        terminal.press("space")
+        terminal.until("paused")
+        terminal.process.send("g5\r")
+        terminal.until(lambda: terminal.step == 5)
+        terminal.process.send("iquiet q\r")
+        terminal.until("quiet q")
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
+
+
+def test_ascii_means_ascii():
+    with Terminal("--ascii") as terminal:
+        terminal.until(lambda: terminal.step >= 9)
+        terminal.press("space")
+        terminal.until("paused")
+        terminal.press("?")
+        terminal.until("esc closes")
+        terminal.leave_help()
+        assert terminal.text.isascii(), [c for c in terminal.text if not c.isascii()]
+
+
+def test_a_terminal_that_is_closed_leaves_no_process_behind():
+    with Terminal() as terminal:
+        terminal.until(lambda: terminal.step >= 2)
+        ours = [psutil.Process(terminal.process.pid), terminal.engine()]
+        # Nobody reads any more, and the other side is gone: what is written may never end.
+        os.close(terminal.process.child_fd)
+        gone, alive = psutil.wait_procs(ours, timeout=20)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], gone
 
 
 def test_an_engine_that_dies_leaves_the_window_usable():

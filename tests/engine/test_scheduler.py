@@ -137,7 +137,7 @@ def test_every_live_request_gets_a_decision_with_its_numbers():
     sentences = {name: sentence(decision) for name, decision in said.items() if decision}
     assert sentences == {
         "A": "prefill: the last 3 tokens",
-        "B": "prefill chunk: 3 of the 8 tokens left",
+        "B": "prefill chunk: 3 tokens, 5 to go",
         "C": "budget spent: 0 of 6 left, 3 tokens to compute",
         "D": "behind C",
     }
@@ -284,6 +284,20 @@ def test_a_step_without_work_records_only_what_happened_before_it():
     record = engine.step()
     assert record.segments == []
     assert record.events == [KnobChanged("token_budget", 16, 7)]
+
+
+def test_times_of_requests_are_those_of_the_engine_and_not_of_pauses():
+    engine = FakeEngine()
+    engine.add("A", 3, max_tokens=3, ignore_eos=True)
+    engine.step()
+    for _ in range(100_000):
+        engine.core._now()
+    engine.run()
+    view = engine.world.requests["A"]
+    spent = [record.phases.total for record in engine.records]
+    assert view.ttft_s == pytest.approx(spent[0])
+    assert view.itl_s == pytest.approx(sum(spent[1:]) / 2)
+    assert view.last_token_at - view.first_token_at > 100
 
 
 def test_finish_events_follow_the_blocks_order_of_release():
