@@ -45,9 +45,11 @@ import os, signal, threading
 from engine.hub import download
 
 caught = threading.Event()
+pressed = threading.Lock()
 
 def progress(detail, done, total):
-    if done > 2:
+    # Once: a second ctrl+c would meet the interpreter on its way out.
+    if done > 2 and pressed.acquire(blocking=False):
         os.kill(os.getpid(), signal.SIGINT)
         caught.wait()
 
