@@ -89,7 +89,7 @@ def test_keys_that_come_in_one_burst_belong_to_the_line_that_was_opened():
         terminal.process.send("g5\r")
         terminal.until(lambda: terminal.step == 5)
         terminal.process.send("iquiet q\r")
-        terminal.until("quiet q")
+        terminal.until(lambda: "wait 1" in terminal.status)
         terminal.press("q")
         assert terminal.wait_for_end() == 0
 
