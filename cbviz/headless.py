@@ -17,7 +17,7 @@ from engine.info import Info, gather
 from engine.memory import format_bytes
 from engine.record import Preempted, SegmentKind, StepRecord
 from engine.request import SamplingParams
-from engine.trace import TraceWriter
+from engine.trace import Recording
 from engine.world import World
 
 
@@ -53,9 +53,8 @@ class _Run:
 
     def __init__(self, config: EngineConfig, trace: Path | None, explain: bool) -> None:
         self.engine = Engine(config, report=_narrate_stage)
-        self.writer = TraceWriter(trace, self.engine.header) if trace else None
+        self.recording = Recording(trace, self.engine.header, narrate)
         self.summary = Summary(kv_blocks=self.engine.memory.num_blocks)
-        self.trace_lost = False
         self.world = World(self.engine.header) if explain else None
         self.refusals: dict[int, str] = {}
         """By the place of the prompt, from 0."""
@@ -64,7 +63,7 @@ class _Run:
         """One step, recorded."""
         record = self.engine.step()
         self.summary.count(record)
-        self._write(record)
+        self.recording.write(record)
         if self.world is not None:
             self.world.apply(record)
             for request_id, words in explain_step(record, self.world):
@@ -72,32 +71,8 @@ class _Run:
 
     def finish(self) -> None:
         """Close the trace."""
-        if self.writer is None:
-            return
-        try:
-            if self.engine.pending_events:
-                self.writer.write(self.engine.flush())
-            self.writer.close()
-        except OSError as error:
-            self._lose(error)
-
-    def _write(self, record: StepRecord) -> None:
-        if self.writer is None:
-            return
-        try:
-            self.writer.write(record)
-        except OSError as error:
-            self._lose(error)
-
-    def _lose(self, error: OSError) -> None:
-        assert self.writer is not None
-        narrate(
-            f"recording stopped after {self.writer.steps} steps, the run goes on: cannot write "
-            f"{self.writer.path}: {error.strerror}"
-        )
-        self.writer.abandon()
-        self.writer = None
-        self.trace_lost = True
+        pending = self.engine.pending_events
+        self.recording.finish(self.engine.flush() if pending else None)
 
 
 def run_prompts(
@@ -138,7 +113,7 @@ def run_prompts(
     if as_json:
         _print_json({"summary": msgspec.to_builtins(summary)})
     narrate(_summary_line(summary))
-    if code == 0 and (summary.refused or run.trace_lost):
+    if code == 0 and (summary.refused or run.recording.lost):
         code = 2 if summary.refused else 1
     return code
 

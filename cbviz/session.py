@@ -186,11 +186,6 @@ class Session:
         """The first step that can be looked at; -1 before the first."""
         return self.history.oldest if self.history is not None else -1
 
-    @property
-    def drivable(self) -> bool:
-        """An engine is there and takes commands."""
-        return self.phase is Phase.READY
-
     def ingest(self, message: Message) -> None:
         """Take in one message of the source."""
         match message:

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from engine.config import MAX_TOKEN_BUDGET, check_range
-from engine.errors import RequestRefused, StepFailed
+from engine.errors import RequestRefused, StepFailed, first_line
 from engine.record import (
     Added,
     Cancelled,
@@ -263,8 +263,7 @@ class EngineCore:
         try:
             return self._executor.execute(plan, sampling)
         except Exception as error:
-            line = (str(error).splitlines() or [type(error).__name__])[0][:300]
-            message = f"step {self.step_number} failed and changed nothing: {line}"
+            message = f"step {self.step_number} failed and changed nothing: {first_line(error)}"
             self._pending.append(Failed("", message, self._now()))
             raise StepFailed(message) from error
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """A foreign error, which may be pages long, in one line: its first, or the name of its kind."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
 class InvalidInput(ValueError):
     """A value, flag or prompt that cannot be accepted."""
 

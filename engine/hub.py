@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import logging, tqdm
 
-from engine.errors import ModelUnavailable
+from engine.errors import ModelUnavailable, first_line
 
 SIDE_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.py"]
 UNWANTED = ["*/*", "consolidated*"]
@@ -139,21 +139,17 @@ def _explain(name: str, revision: str | None, error: BaseException) -> str:
     if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
         return f"the hub does not accept the token it was given for {name} (HF_TOKEN)"
     if isinstance(error, HfHubHTTPError):
-        return f"the hub refused {name}: {_first_line(error)}"
+        return f"the hub refused {name}: {first_line(error, 200)}"
     if isinstance(error, LocalEntryNotFoundError):
         if is_offline_mode():
             return f"{name} is not in the local cache, and HF_HUB_OFFLINE forbids fetching it"
         return f"{name} is not in the local cache and {constants.ENDPOINT} cannot be reached"
     if _of_the_network(error):
-        return f"the download of {name} broke off, run it again: {_first_line(error)}"
+        return f"the download of {name} broke off, run it again: {first_line(error, 200)}"
     if isinstance(error, OSError) and error.errno is not None:
         return f"cannot store {name}: {error.strerror}"
-    return f"cannot fetch {name}: {_first_line(error)}"
+    return f"cannot fetch {name}: {first_line(error, 200)}"
 
 
 def _of_the_network(error: BaseException) -> bool:
     return type(error).__module__.startswith(("httpx", "httpcore"))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.errors import ModelUnavailable
+from engine.errors import ModelUnavailable, first_line
 from engine.memory import MemoryPlan, free_memory, plan_memory
 from engine.model import (
     check_supported,
@@ -54,7 +54,7 @@ def gather(config: EngineConfig) -> Info:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
     except Exception as error:
-        raise ModelUnavailable(f"cannot size {config.model}: {str(error)[:300]}") from error
+        raise ModelUnavailable(f"cannot size {config.model}: {first_line(error)}") from error
     facts = describe(config, model, hf_config)
     # Nothing is loaded yet: what the weights will take is not free any more then.
     free = max(0, free_memory(device) - facts.weight_bytes)

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.attention.interface import register, transformers_name
 from engine.config import EngineConfig
-from engine.errors import ModelUnavailable
+from engine.errors import ModelUnavailable, first_line
 from engine.hub import download
 from engine.locate import local_directory
 from engine.record import ModelFacts
@@ -262,6 +262,4 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _unreadable(part: str, config: EngineConfig, error: BaseException) -> ModelUnavailable:
-    """A foreign error, which may be pages long, by its first line."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return ModelUnavailable(f"cannot read the {part} of {config.model}: {lines[0][:300]}")
+    return ModelUnavailable(f"cannot read the {part} of {config.model}: {first_line(error)}")

@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.interface import PagedStep
 from engine.core import StepOutput
-from engine.errors import ModelUnavailable
+from engine.errors import ModelUnavailable, first_line
 from engine.kv_cache import KVCache
 from engine.model import LoadedModel
 from engine.packed_batch import PackedBatch
@@ -26,8 +26,6 @@ class ModelRunner:
         self.loaded = loaded
         self.block_size = block_size
         self.cache = self._new_cache(num_blocks)
-        self.last_batch: PackedBatch | None = None
-        """The batch of the step executed last."""
 
     def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
         """Run a plan. `requests`: those of the sampling segments, in order.
@@ -38,7 +36,6 @@ class ModelRunner:
         batch = PackedBatch(
             plan.segments, plan.tables, plan.token_ids, self.block_size, self.loaded.device
         )
-        self.last_batch = batch
         built = time.perf_counter()
         logits = self.logits(batch, self.cache)
         self._synchronize()
@@ -75,8 +72,7 @@ class ModelRunner:
             ours = self._packed_logits(sequences)
             theirs = self._reference_logits(sequences)
         except Exception as error:
-            line = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            facts = self.loaded.facts
+            facts, line = self.loaded.facts, first_line(error, 200)
             raise ModelUnavailable(
                 f"{facts.name} ({facts.architecture}) cannot run on a paged cache: {line}"
             ) from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,6 +92,52 @@ class TraceWriter:
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
+
+
+class Recording:
+    """The trace of a run that must not end with its disk: a failed write ends the recording alone.
+
+    Args:
+        path: where to record; None = nowhere.
+        header: what the trace begins with.
+        say: told in one line when the recording ends early.
+
+    Raises:
+        InvalidInput: the file cannot be created.
+    """
+
+    def __init__(self, path: Path | None, header: RunHeader, say: Callable[[str], None]) -> None:
+        self.lost = False
+        """The recording ended early."""
+        self._say = say
+        self._writer = TraceWriter(path, header) if path else None
+
+    def write(self, record: StepRecord) -> None:
+        """Record one step, if anything is recorded (still)."""
+        if self._writer is not None:
+            try:
+                self._writer.write(record)
+            except OSError as error:
+                self._lose(self._writer, error)
+
+    def finish(self, rest: StepRecord | None) -> None:
+        """Record what has happened since the last step, if anything has, and close."""
+        if rest is not None:
+            self.write(rest)
+        if self._writer is not None:
+            try:
+                self._writer.close()
+            except OSError as error:
+                self._lose(self._writer, error)
+
+    def _lose(self, writer: TraceWriter, error: OSError) -> None:
+        self._say(
+            f"recording stopped after {writer.steps} steps, the run goes on: cannot write "
+            f"{writer.path}: {error.strerror}"
+        )
+        writer.abandon()
+        self._writer = None
+        self.lost = True
 
 
 class TraceReader:

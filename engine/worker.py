@@ -41,7 +41,7 @@ from engine.protocol import (
     read_command,
 )
 from engine.record import StepRecord
-from engine.trace import TraceWriter
+from engine.trace import Recording
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -131,7 +131,8 @@ class Worker:
         self._open = True
         started = time.perf_counter()
         self.engine = self._load(load)
-        self.trace = TraceWriter(Path(load.trace), self.engine.header) if load.trace else None
+        path = Path(load.trace) if load.trace else None
+        self.recording = Recording(path, self.engine.header, lambda text: self._say(text, "error"))
         link.send(Ready(header=self.engine.header, load_s=time.perf_counter() - started))
 
     def _load(self, load: Load) -> Engine:
@@ -151,7 +152,8 @@ class Worker:
                 break
             if self._steps_owed or self.running:
                 self._advance()
-        self._finish_trace()
+        pending = self.engine.pending_events
+        self.recording.finish(self.engine.flush() if pending else None)
 
     def _obey(self) -> None:
         """Take commands until a step is due."""
@@ -247,32 +249,7 @@ class Worker:
     def _emit(self, record: StepRecord) -> None:
         self._reported_pending = 0
         self.link.send(Stepped(record))
-        if self.trace is None:
-            return
-        try:
-            self.trace.write(record)
-        except OSError as error:
-            self._lose_trace(error)
-
-    def _lose_trace(self, error: OSError) -> None:
-        assert self.trace is not None
-        self._say(
-            f"recording stopped after {self.trace.steps} steps, the run goes on: cannot write "
-            f"{self.trace.path}: {error.strerror}",
-            "error",
-        )
-        self.trace.abandon()
-        self.trace = None
-
-    def _finish_trace(self) -> None:
-        if self.trace is None:
-            return
-        try:
-            if self.engine.pending_events:
-                self.trace.write(self.engine.flush())
-            self.trace.close()
-        except OSError as error:
-            self._lose_trace(error)
+        self.recording.write(record)
 
     def _report_pending(self) -> None:
         """Tell what happened since the last step, when that has grown."""

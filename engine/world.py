@@ -257,11 +257,6 @@ class World:
         """Blocks in at least one block table."""
         return self.header.num_blocks - len(self.free)
 
-    @property
-    def tokens_stored(self) -> int:
-        """Tokens whose keys and values lie in held blocks."""
-        return sum(self.requests[request_id].num_computed for request_id in self.running)
-
     def owners(self) -> dict[int, list[tuple[str, int]]]:
         """Held blocks: `block_id -> [(request_id, tokens of it in this block)]`."""
         size = self.header.block_size
