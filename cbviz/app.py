@@ -288,7 +288,7 @@ class CbvizApp(App[int]):
         status = StatusView(
             self.source.title, self.source.can_drive, self.driver.playing, self.driver.speed
         )
-        budget = world.token_budget if world else 0
+        budget = world.knobs.token_budget if world else 0
         self.status.show(session, status, counts, budget)
         self._drawn_at = time.perf_counter()
 

@@ -16,6 +16,7 @@ import click
 
 from engine.config import EngineConfig, parse_bytes
 from engine.errors import InvalidInput, ModelUnavailable
+from engine.knobs import POLICY_NAMES
 from engine.locate import local_directory
 from engine.request import SamplingParams
 from engine.version import __version__
@@ -97,6 +98,22 @@ engine_options = options(
     click.option("--kv-memory", metavar="SIZE", help="Memory of the pool, such as 512MiB."),
     click.option("--max-model-len", type=int, metavar="TOKENS",
                  help="Prompt and output of a request at most. [default: the model's context]"),
+    click.option("--scheduling-policy", type=click.Choice(POLICY_NAMES), default="fcfs",
+                 show_default=True, help="Who goes first in a step."),
+    click.option("--chunked-prefill/--no-chunked-prefill", default=True, show_default=True,
+                 help="Split prompts to fit the budget, or let them wait until they fit whole."),
+    click.option("--long-prefill-token-threshold", type=int, default=0, metavar="TOKENS",
+                 help="Prefill tokens of one request in a step at most; 0 = no cap."),
+    click.option("--max-num-partial-prefills", type=int, default=0, metavar="N",
+                 help="Prompts begun but not finished at most; 0 = any."),
+    click.option("--watermark", type=int, default=0, metavar="BLOCKS",
+                 help="Blocks that an admission must leave free, while others run."),
+    click.option("--skip-blocked-head", type=int, default=0, metavar="N",
+                 help="How many requests may pass one that cannot be admitted; 0 = none."),
+    click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True,
+                 help="Share full blocks among requests that begin alike."),
+    click.option("--check", is_flag=True,
+                 help="Prove queues, tables and pool against each other after every step."),
     click.option("--seed", type=int, default=0, show_default=True,
                  help="Seeds every request without a seed of its own."),
     click.option("--threads", type=int, metavar="N", help="CPU threads of the forward pass."),
@@ -109,6 +126,55 @@ prompt_options = options(
     click.option("--max-tokens", type=int, default=64, show_default=True, metavar="N",
                  help="Tokens generated for each prompt at most."),
 )  # fmt: skip
+
+
+def _biases(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[int, float]:
+    """`ID=BIAS` options as a mapping; of two for the same token the last one counts."""
+    found = {}
+    for text in values:
+        token_id, _, bias = text.partition("=")
+        try:
+            found[int(token_id)] = float(bias)
+        except ValueError:
+            raise InvalidInput(f"--logit-bias takes ID=BIAS, such as 42=-5, not {text!a}") from None
+    return found
+
+
+sampling_options = options(
+    click.option("--min-tokens", type=int, default=0, show_default=True, metavar="N",
+                 help="Neither end token nor stop string counts before so many tokens."),
+    click.option("--top-k", type=int, default=0, show_default=True, metavar="K",
+                 help="Draw among the K likeliest tokens; 0 = all."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, metavar="P",
+                 help="Draw among the likeliest tokens that together have this probability."),
+    click.option("--min-p", type=float, default=0.0, show_default=True, metavar="P",
+                 help="Draw among tokens at least this fraction as likely as the likeliest."),
+    click.option("--repetition-penalty", type=float, metavar="X",
+                 help="Above 1: tokens that were there get less likely. [default: the model's]"),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True, metavar="X",
+                 help="Taken off the logits of tokens that were there."),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, metavar="X",
+                 help="Taken off the logits of tokens for each time they were there."),
+    click.option("--logit-bias", multiple=True, callback=_biases, metavar="ID=BIAS",
+                 help="Added to the logit of a token. May be given again."),
+    click.option("--stop", multiple=True, metavar="TEXT",
+                 help="End the output where this begins. May be given again."),
+    click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, metavar="ID",
+                 help="End the output with this token. May be given again."),
+    click.option("--ignore-eos", is_flag=True, help="Go on after an end token."),
+    click.option("--logprobs", type=int, metavar="N",
+                 help="With --json, the N likeliest tokens beside each one drawn."),
+    click.option("--n", type=int, default=1, show_default=True, metavar="N",
+                 help="Samples of each prompt."),
+    click.option("--priority", type=int, default=0, show_default=True, metavar="N",
+                 help="Lower goes first, under --scheduling-policy priority."),
+)  # fmt: skip
+SHARED_PARAMS = tuple(
+    name for name in SamplingParams.__struct_fields__ if name not in ("seed", "cache_salt")
+)
+"""What the command line can say for all prompts; `--seed` is that of the engine."""
 
 
 def temperature_option(default: float) -> Callable[[F], F]:
@@ -150,7 +216,7 @@ def cli(context: click.Context, /, **given: Any) -> None:
     from cbviz.window import open_live
 
     config, trace = _config(given), _trace(given)
-    prompts = _prompts(given, SamplingParams)
+    prompts = _prompts(given)
     _check_speed(given["speed"])
     _need_terminal()
     context.exit(
@@ -171,9 +237,7 @@ def cli(context: click.Context, /, **given: Any) -> None:
 @engine_options
 @prompt_options
 @temperature_option(0.0)
-@click.option("--top-k", type=int, default=0, show_default=True, help="0 = all.")
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a request, then a summary.")
 @click.option(
     "--explain",
@@ -185,12 +249,7 @@ def cli(context: click.Context, /, **given: Any) -> None:
 def run(context: click.Context, /, **given: Any) -> None:
     """Run prompts without a window: data on stdout, narration on stderr."""
     _die_by_broken_pipe()
-
-    def params(**own: Any) -> SamplingParams:
-        shared = {name: given[name] for name in ("top_k", "top_p", "ignore_eos")}
-        return SamplingParams(**{**shared, **own})
-
-    prompts = _prompts(given, params)
+    prompts = _prompts(given)
     if not prompts:
         raise InvalidInput("nothing to run: give --prompt TEXT or --prompts FILE")
     config, trace = _config(given), _trace(given)
@@ -235,10 +294,10 @@ def info(as_json: bool, **given: Any) -> None:
 
 def _refuse_misplaced(context: click.Context) -> None:
     """Options before a command would be silently lost."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
+    for parameter in context.command.params:
+        source = parameter.name and context.get_parameter_source(parameter.name)
         if source is click.core.ParameterSource.COMMANDLINE:
-            flag = "--" + name.replace("_", "-")
+            flag = parameter.opts[0]
             raise click.UsageError(f"{flag} goes after {context.invoked_subcommand!r}")
 
 
@@ -254,18 +313,18 @@ def _config(given: dict[str, Any]) -> EngineConfig:
     return config
 
 
-def _prompts(
-    given: dict[str, Any], params: Callable[..., SamplingParams]
-) -> list[tuple[str, SamplingParams]]:
+def _prompts(given: dict[str, Any]) -> list[tuple[str, SamplingParams]]:
     from cbviz.prompts import read_prompts
 
-    defaults = {"max_tokens": given["max_tokens"], "temperature": given["temperature"]}
-    params(**defaults)
+    shared = {name: given[name] for name in SHARED_PARAMS if name in given}
+    for text in shared.get("stop", ()):
+        _utf8("--stop", text)
+    params = SamplingParams(**shared)
     # Bytes of an argument that are no UTF-8 come as lone surrogates: show them as U+FFFD.
     texts = [text.encode("utf-8", "replace").decode("utf-8") for text in given["prompt"]]
-    found = [(text, params(**defaults)) for text in texts]
+    found = [(text, params) for text in texts]
     if given["prompt_file"] is not None:
-        found += read_prompts(given["prompt_file"], lambda own: params(**{**defaults, **own}))
+        found += read_prompts(given["prompt_file"], lambda own: SamplingParams(**{**shared, **own}))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cbviz.session import Phase, Session
 from cbviz.sources.base import Source
-from engine.config import MAX_TOKEN_BUDGET
+from engine.knobs import MAX_TOKEN_BUDGET
 from engine.protocol import (
     Add,
     Cancel,
@@ -22,8 +22,8 @@ from engine.protocol import (
     Pending,
     Ready,
     Run,
+    SetKnob,
     SetSpeed,
-    SetTokenBudget,
     Step,
     Stepped,
 )
@@ -86,7 +86,7 @@ class Driver:
                 self._budget_asked = None
             case Pending() | Stepped() if self._budget_asked is not None:
                 world = self.session.live_world()
-                if world is None or world.token_budget == self._budget_asked:
+                if world is None or world.knobs.token_budget == self._budget_asked:
                     self._budget_asked = None
 
     def run_or_pause(self) -> None:
@@ -161,11 +161,11 @@ class Driver:
         world = self.session.live_world() if self.may_change("the token budget") else None
         if world is None:
             return
-        now = self._budget_asked if self._budget_asked is not None else world.token_budget
+        now = self._budget_asked if self._budget_asked is not None else world.knobs.token_budget
         wanted = next_budget(now, direction)
         if wanted != now:
             self._budget_asked = wanted
-            self._send(SetTokenBudget(wanted))
+            self._send(SetKnob("token_budget", wanted))
 
     def inject(self, prompt: str) -> bool:
         """Queue a prompt; whether it was sent."""

@@ -10,19 +10,24 @@ import msgspec
 
 from cbviz.sanitize import one_line, sanitize
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Completion, Engine, sample_ids
 from engine.errors import InvalidInput, StepFailed
 from engine.explain import explain_step
 from engine.info import Info, gather
 from engine.memory import format_bytes
 from engine.record import Preempted, SegmentKind, StepRecord
-from engine.request import SamplingParams
+from engine.request import FinishReason, SamplingParams
 from engine.trace import Recording
 from engine.world import World
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """Totals of a run. Rates are tokens over the summed time of the steps, s."""
+    """Totals of a run. Rates are tokens over the summed time of the steps, s.
+
+    `requests`: samples of prompts, and prompts that were `refused`. `hit_tokens` of
+    `queried_tokens` looked up came from the prefix cache, which lost `evictions` blocks;
+    `recomputed_tokens` had been computed before a preemption.
+    """
 
     requests: int = 0
     refused: int = 0
@@ -31,14 +36,18 @@ class Summary(msgspec.Struct, kw_only=True):
     decode_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    hit_tokens: int = 0
+    queried_tokens: int = 0
+    evictions: int = 0
+    recomputed_tokens: int = 0
     step_time_s: float = 0.0
     wall_s: float = 0.0
     output_tok_per_s: float = 0.0
     peak_kv_blocks: int = 0
     kv_blocks: int = 0
 
-    def count(self, record: StepRecord) -> None:
-        """Take in one step."""
+    def count(self, record: StepRecord, world: World) -> None:
+        """Take in one step; `world` is the state after it."""
         self.steps += 1
         self.prefill_tokens += record.tokens_of(SegmentKind.PREFILL)
         self.decode_tokens += record.tokens_of(SegmentKind.DECODE)
@@ -46,6 +55,10 @@ class Summary(msgspec.Struct, kw_only=True):
         self.preemptions += sum(isinstance(e, Preempted) for e in record.events)
         self.step_time_s += record.phases.total
         self.peak_kv_blocks = max(self.peak_kv_blocks, record.blocks_used)
+        self.hit_tokens = world.cache_hit_tokens
+        self.queried_tokens = world.cache_queried_tokens
+        self.evictions = world.evictions
+        self.recomputed_tokens = world.recomputed_tokens
 
 
 class _Run:
@@ -55,17 +68,20 @@ class _Run:
         self.engine = Engine(config, report=_narrate_stage)
         self.recording = Recording(trace, self.engine.header, narrate)
         self.summary = Summary(kv_blocks=self.engine.memory.num_blocks)
-        self.world = World(self.engine.header) if explain else None
+        self.world = World(self.engine.header)
+        self.explain = explain
         self.refusals: dict[int, str] = {}
         """By the place of the prompt, from 0."""
+        self.failed = 0
+        """Requests that ended with an error."""
 
     def step(self) -> None:
         """One step, recorded."""
         record = self.engine.step()
-        self.summary.count(record)
+        self.world.apply(record)
+        self.summary.count(record, self.world)
         self.recording.write(record)
-        if self.world is not None:
-            self.world.apply(record)
+        if self.explain:
             for request_id, words in explain_step(record, self.world):
                 print(one_line(f"step {record.step:<5}{request_id:<4} {words}"), file=sys.stderr)
 
@@ -87,33 +103,33 @@ def run_prompts(
 
     `explain`: also a line a request a step on stderr that says what it did, or why it waited.
 
-    Returns the exit code: 0, 1 when a step or the trace failed, 2 when a prompt was refused, 130
-    when interrupted.
+    Returns the exit code: 0, 1 when a step, a request or the trace failed, 2 when a prompt was
+    refused, 130 when interrupted.
     """
     narrate("importing torch and transformers, loading the model …")
     run = _Run(config, trace, explain)
     narrate(describe(run.engine))
     started = time.perf_counter()
-    request_ids = [_add(run, number, *prompt) for number, prompt in enumerate(prompts)]
-    run.engine.core.want_completions([found for found in request_ids if found])
+    added = [_add(run, number, *prompt) for number, prompt in enumerate(prompts)]
+    run.engine.core.want_completions([name for names in added for name in names])
     code = _run_all(run)
     run.finish()
     summary = run.summary
     summary.wall_s = time.perf_counter() - started
-    summary.requests, summary.refused = len(prompts), request_ids.count(None)
+    summary.requests = sum(max(1, len(names)) for names in added)
     if summary.step_time_s:
         summary.output_tok_per_s = summary.output_tokens / summary.step_time_s
-    for number, (request_id, (prompt, _)) in enumerate(zip(request_ids, prompts, strict=True)):
-        completion = run.engine.core.take_completion(request_id) if request_id else None
-        if as_json:
-            error = run.refusals.get(number, "not finished")
-            _print_json(completion or {"request_id": request_id, "prompt": prompt, "error": error})
-        elif completion is not None:
-            _print_text(completion.text)
+    summary.refused = len(run.refusals)
+    for number, (names, (prompt, _)) in enumerate(zip(added, prompts, strict=True)):
+        for name in names:
+            _print_result(run, name, prompt, as_json)
+        if number in run.refusals and as_json:
+            error = run.refusals[number]
+            _print_json({"request_id": None, "prompt": prompt, "error": error})
     if as_json:
         _print_json({"summary": msgspec.to_builtins(summary)})
     narrate(_summary_line(summary))
-    if code == 0 and (summary.refused or run.recording.lost):
+    if code == 0 and (summary.refused or run.failed or run.recording.lost):
         code = 2 if summary.refused else 1
     return code
 
@@ -139,17 +155,43 @@ def describe(engine: Engine) -> str:
     return (
         f"{header.model.name} ({header.model.num_parameters / 1e6:.1f} M parameters) on "
         f"{header.device} {header.dtype}, {header.attention} attention, "
-        f"{plan.num_blocks} blocks of {plan.block_size}, m = {header.token_budget}"
+        f"{plan.num_blocks} blocks of {plan.block_size}, m = {header.knobs.token_budget}"
     )
 
 
-def _add(run: _Run, number: int, prompt: str, params: SamplingParams) -> str | None:
+def _add(run: _Run, number: int, prompt: str, params: SamplingParams) -> list[str]:
+    """Queue a prompt; the ids of its samples, none if it was refused."""
     try:
-        return run.engine.add_request(prompt, params)
+        return sample_ids(run.engine.add_request(prompt, params), params.n)
     except InvalidInput as error:
         narrate(f"prompt {number + 1} refused: {error}")
         run.refusals[number] = str(error)
-        return None
+        return []
+
+
+def _print_result(run: _Run, request_id: str, prompt: str, as_json: bool) -> None:
+    """What a request said, or that it did not come to its end."""
+    completion = run.engine.core.take_completion(request_id)
+    if completion is not None and completion.finish_reason is FinishReason.ERROR:
+        run.failed += 1
+        narrate(f"request {request_id} ended with an error: {completion.error}")
+    if as_json:
+        _print_json(
+            {"request_id": request_id, "prompt": prompt, "error": "not finished"}
+            if completion is None
+            else _without_unasked(completion)
+        )
+    elif completion is not None:
+        _print_text(completion.text)
+
+
+def _without_unasked(completion: Completion) -> dict[str, object]:
+    """A completion for JSON: log-probabilities only if asked for, an error only if there is one."""
+    fields: dict[str, object] = msgspec.structs.asdict(completion)
+    for name in ("logprobs", "top_logprobs", "error"):
+        if fields[name] in (None, ""):
+            del fields[name]
+    return fields
 
 
 def _run_all(run: _Run) -> int:
@@ -177,11 +219,14 @@ def _print_json(value: object) -> None:
 
 
 def _summary_line(summary: Summary) -> str:
+    cache = ""
+    if summary.hit_tokens:
+        cache = f", {summary.hit_tokens} of {summary.queried_tokens} prompt tokens cached"
     return (
         f"{summary.steps} steps, {summary.prefill_tokens} prefill and {summary.decode_tokens} "
         f"decode tokens, {summary.output_tokens} output tokens at "
         f"{summary.output_tok_per_s:.1f} tok/s, peak {summary.peak_kv_blocks} of "
-        f"{summary.kv_blocks} KV blocks"
+        f"{summary.kv_blocks} KV blocks{cache}"
     )
 
 

@@ -12,19 +12,21 @@ import msgspec
 from engine.errors import InvalidInput
 from engine.request import SamplingParams
 
-OWN_PARAMS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
+_OWN_TYPES: dict[str, Any] = {
+    field.name: field.type for field in msgspec.structs.fields(SamplingParams)
+} | {"stop": str | list[str]}
+OWN_PARAMS = tuple(_OWN_TYPES)
+"""The sampling parameters that a line of a `.jsonl` file may hold: all there are."""
 
-
-class PromptLine(msgspec.Struct, kw_only=True):
-    """One line of a `.jsonl` file; parameters left out are those of the command line."""
-
-    prompt: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
+_PromptLine = msgspec.defstruct(
+    "PromptLine",
+    [
+        ("prompt", str),
+        *((name, kind | msgspec.UnsetType, msgspec.UNSET) for name, kind in _OWN_TYPES.items()),
+    ],
+    kw_only=True,
+)
+"""One line of a `.jsonl` file; parameters left out are those of the command line."""
 
 
 def read_prompts(
@@ -56,9 +58,18 @@ def read_prompts(
 def _parse(
     line: str, params: Callable[[dict[str, Any]], SamplingParams]
 ) -> tuple[str, SamplingParams]:
-    entry = msgspec.json.decode(line, type=PromptLine)
-    own = {name: getattr(entry, name) for name in OWN_PARAMS if getattr(entry, name) is not None}
-    return entry.prompt, params(own)
+    try:
+        values = msgspec.json.decode(line, type=dict[str, Any])
+    except RecursionError:
+        raise InvalidInput("it is nested too deeply") from None
+    for name in values:
+        if name != "prompt" and name not in OWN_PARAMS:
+            raise InvalidInput(
+                f"there is no field {name!r}; there are prompt, {', '.join(OWN_PARAMS)}"
+            )
+    entry = msgspec.convert(values, _PromptLine, str_keys=True)
+    given = {name: getattr(entry, name) for name in values}
+    return given.pop("prompt"), params(given)
 
 
 def _read(name: str) -> str:

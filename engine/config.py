@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from engine.errors import InvalidInput
+from engine.knobs import MAX_BLOCKS, Knobs, SchedulingPolicy, check_range
 from engine.request import MAX_SEED
 
 EMBEDDED = "embedded"
@@ -21,8 +22,6 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "dense", "paged"]
 
 MAX_BLOCK_SIZE = 1024
-MAX_BLOCKS = 4_194_304
-MAX_TOKEN_BUDGET = 1_048_576
 MAX_THREADS = 1024
 
 
@@ -38,12 +37,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         attention: `dense` (one boolean mask over the packed batch) or `paged`; `auto` = paged.
         token_budget: m, tokens computed in one step at most (vLLM: max_num_batched_tokens).
         max_num_seqs: requests running at the same time at most.
+        scheduling_policy, long_prefill_token_threshold, max_num_partial_prefills, watermark,
+            chunked_prefill, skip_blocked_head, prefix_caching: see `engine.knobs.Knobs`.
         block_size: tokens in a block of the KV cache.
         num_blocks: blocks in the pool; excludes `kv_memory`.
         kv_memory: bytes of the pool, rounded down to whole blocks.
         max_model_len: prompt and output tokens of one request at most; None = the model's context.
         seed: seeds the requests that bring no seed of their own.
         threads: CPU threads of the forward pass.
+        check: prove queues, tables and pool against each other after every step.
 
     Raises:
         InvalidInput: a value out of its range, with the range.
@@ -57,18 +59,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention: Attention = "auto"
     token_budget: int | None = None
     max_num_seqs: int | None = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 0
+    watermark: int = 0
+    chunked_prefill: bool = True
+    skip_blocked_head: int = 0
+    prefix_caching: bool = True
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | None = None
     max_model_len: int | None = None
     seed: int = 0
     threads: int | None = None
+    check: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise InvalidInput("model must be a name or a path, not empty")
-        check_range("token budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
-        check_range("max num seqs", self.max_num_seqs, 1, MAX_TOKEN_BUDGET)
+        # A budget or limit that is not given is chosen later, and is good.
+        self.knobs(
+            1 if self.token_budget is None else self.token_budget,
+            1 if self.max_num_seqs is None else self.max_num_seqs,
+        )
         check_range("block size", self.block_size, 1, MAX_BLOCK_SIZE)
         check_range("number of blocks", self.num_blocks, 1, MAX_BLOCKS)
         check_range("KV memory in bytes", self.kv_memory, 1, 2**50)
@@ -78,11 +91,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_blocks is not None and self.kv_memory is not None:
             raise InvalidInput("give --num-blocks or --kv-memory, not both: each sizes the pool")
 
-
-def check_range(name: str, value: int | None, low: int, high: int) -> None:
-    """Raise InvalidInput unless `low <= value <= high` or it is None."""
-    if value is not None and not low <= value <= high:
-        raise InvalidInput(f"{name} must lie between {low} and {high}, not {value}")
+    def knobs(self, token_budget: int, max_num_seqs: int) -> Knobs:
+        """The settings that the engine starts with."""
+        return Knobs(
+            token_budget=token_budget,
+            max_num_seqs=max_num_seqs,
+            scheduling_policy=self.scheduling_policy,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            max_num_partial_prefills=self.max_num_partial_prefills,
+            watermark=self.watermark,
+            chunked_prefill=self.chunked_prefill,
+            skip_blocked_head=self.skip_blocked_head,
+            prefix_caching=self.prefix_caching,
+        )
 
 
 _UNITS = {

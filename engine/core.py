@@ -8,38 +8,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from engine.config import MAX_TOKEN_BUDGET, check_range
-from engine.errors import RequestRefused, StepFailed, first_line
+from engine.errors import RequestFailed, RequestRefused, StepFailed, first_line
+from engine.knobs import Knob
+from engine.plan import Plan
 from engine.record import (
     Added,
     Cancelled,
     Event,
     Failed,
     Finished,
-    KnobChanged,
     Phases,
     Refused,
     Sample,
     StepRecord,
 )
 from engine.request import FinishReason, Request
-from engine.scheduler import POLICY, Plan, Scheduler
+from engine.scheduler import POLICY, Scheduler
+from engine.stop import StopStrings
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What came out of a step: one token and log-probability for each sampling segment.
+    """What came out of a step, one entry for each sampling segment. Times in seconds.
 
-    Times in seconds.
+    `logprobs`: of the drawn tokens. `top_logprobs`: the likeliest (token id, logprob) of each row
+    that asked for them; may be empty altogether. `errors`: rows from which nothing can be drawn,
+    and why; their entries mean nothing.
     """
 
     token_ids: list[int]
     logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
     build_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -78,7 +83,11 @@ class TextSide(Protocol):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished request. Times in seconds from when it was added."""
+    """A finished request. Times in seconds from when it was added.
+
+    `logprobs` and `top_logprobs` (token id, logprob), one a token, if they were asked for;
+    `error`: what was wrong, when the reason is `error`.
+    """
 
     request_id: str
     prompt: str
@@ -88,6 +97,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     ttft_s: float | None
     e2e_s: float
+    logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    error: str = ""
 
 
 class _Output:
@@ -95,13 +107,40 @@ class _Output:
 
     def __init__(self, request: Request, stream: TextStream, added_at: float) -> None:
         self.request = request
-        self.stream = stream
         self.text = ""
         self.added_at = added_at
         self.first_token_at: float | None = None
+        self.error = ""
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[list[tuple[int, float]]] = []
+        self._stream = stream
+        self._stop = StopStrings(request.params.stop) if request.params.stop else None
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was found."""
+        return self._stop is not None and self._stop.hit is not None
+
+    def push(self, token_id: int) -> str:
+        """The text that a new token adds; may be empty. Call before the token is committed."""
+        text = self._stream.push(token_id)
+        if self._stop is None or self.request.num_output_tokens < self.request.params.min_tokens:
+            return text
+        return self._stop.push(text)
+
+    def flush(self) -> str:
+        """What is still held back at the end; nothing after a stop string."""
+        text = self._stream.flush()
+        if self._stop is None:
+            return text
+        if self.request.num_output_tokens > self.request.params.min_tokens:
+            text = self._stop.push(text)
+        return text + self._stop.flush()
 
     def completion(self, reason: FinishReason, now: float) -> Completion:
+        """What whoever asked for the request gets."""
         request, first = self.request, self.first_token_at
+        asked = request.params.logprobs is not None
         return Completion(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -111,6 +150,9 @@ class _Output:
             finish_reason=reason,
             ttft_s=None if first is None else first - self.added_at,
             e2e_s=now - self.added_at,
+            logprobs=self.logprobs if asked else None,
+            top_logprobs=self.top_logprobs if asked else None,
+            error=self.error,
         )
 
 
@@ -122,6 +164,7 @@ class EngineCore:
         executor: runs it.
         text: turns tokens into text.
         clock: seconds, from any origin; the engine's time starts at 0 with the core.
+        check: prove queues, tables and pool against each other after every step.
     """
 
     def __init__(
@@ -130,8 +173,10 @@ class EngineCore:
         executor: Executor,
         text: TextSide,
         clock: Callable[[], float] = time.perf_counter,
+        check: bool = False,
     ) -> None:
         self.scheduler = scheduler
+        self.check = check
         self.step_number = 0
         self._executor = executor
         self._text = text
@@ -176,11 +221,13 @@ class EngineCore:
             self.refuse(request.request_id, request.prompt, str(refusal))
             raise
         ids = list(request.token_ids)
+        fork_of = request.fork_of.request_id if request.fork_of else ""
         self._pending.append(
             Added(
-                request.request_id, request.prompt, ids, self._text.pieces(ids), request.params, now
+                request.request_id, request.prompt, ids, self._text.pieces(ids), request.params,
+                now, fork_of,
             )
-        )
+        )  # fmt: skip
         self._outputs[request.request_id] = _Output(request, self._text.stream(ids), now)
 
     def refuse(self, request_id: str, prompt: str, message: str) -> None:
@@ -193,24 +240,28 @@ class EngineCore:
         if output is None:
             return False
         now = self._now()
-        rest = output.stream.flush()
+        rest = output.flush()
         output.text += rest
         freed = self.scheduler.cancel(request_id)
         self._pending += [Cancelled(request_id, rest, now), *freed]
         self._complete(output, FinishReason.ABORT, now)
         return True
 
-    def set_token_budget(self, value: int) -> None:
-        """Change m from the next step on.
+    def set_knob(self, name: str, value: Knob) -> None:
+        """Change a setting from the next step on.
 
         Raises:
-            InvalidInput: it is below 1 or absurdly large.
+            InvalidInput: there is no such knob, or the value is not for it.
         """
-        check_range("token budget", value, 1, MAX_TOKEN_BUDGET)
-        old = self.scheduler.token_budget
-        if value != old:
-            self.scheduler.token_budget = value
-            self._pending.append(KnobChanged("token_budget", old, value))
+        self._pending += self.scheduler.set_knob(name, value)
+
+    def reset_prefix_cache(self, *, force: bool = False) -> None:
+        """Make the prefix cache forget everything computed so far.
+
+        Raises:
+            InvalidInput: running requests hold cached blocks, and it is not forced.
+        """
+        self._pending += self.scheduler.reset_prefix_cache(force=force)
 
     # -- completions -----------------------------------------------------------------------
 
@@ -236,12 +287,13 @@ class EngineCore:
                 again, with other settings.
         """
         started_at = self._now()
-        plan = self.scheduler.plan(started_at)
+        plan = self._plan(started_at)
         planned_at = self._now()
         output = self._execute(plan)
         executed_at = self._now()
-        events = self.scheduler.commit(plan, output.token_ids, executed_at)
-        sampled = self._deliver(plan, output, events, executed_at)
+        events, sampled = self._commit(plan, output, executed_at)
+        if self.check:
+            self.scheduler.check_integrity()
         phases = Phases(
             planned_at - started_at,
             output.build_s,
@@ -253,8 +305,18 @@ class EngineCore:
 
     def flush(self) -> StepRecord:
         """A record of what happened since the last step, without running anything."""
-        nothing = Plan([], [], [], [], None, [])
-        return self._record(nothing, [], [], self._now(), Phases())
+        self.scheduler.blocks_used = self.scheduler.pool.num_held
+        return self._record(Plan(), [], [], self._now(), Phases())
+
+    def _plan(self, now: float) -> Plan:
+        """The plan of a step; requests that cannot go on are ended first."""
+        while True:
+            try:
+                return self.scheduler.plan(now)
+            except RequestFailed as failure:
+                events = self.scheduler.fail(failure.request_id, str(failure), now)
+                self._pending += events
+                self._close(events, now)
 
     def _execute(self, plan: Plan) -> StepOutput:
         if not plan.segments:
@@ -265,30 +327,62 @@ class EngineCore:
         except Exception as error:
             message = f"step {self.step_number} failed and changed nothing: {first_line(error)}"
             self._pending.append(Failed("", message, self._now()))
+            self._pending += self.scheduler.rollback(plan)
             raise StepFailed(message) from error
 
-    def _deliver(
-        self, plan: Plan, output: StepOutput, events: list[Event], now: float
-    ) -> list[Sample]:
-        """Turn drawn tokens into streamed text, and ended requests into completions."""
-        ended = {e.request_id: e.reason for e in events if isinstance(e, Finished)}
-        sampling = [segment.request_id for segment in plan.segments if segment.samples]
+    def _commit(
+        self, plan: Plan, output: StepOutput, now: float
+    ) -> tuple[list[Event], list[Sample]]:
+        """Turn drawn tokens into streamed text, and apply the step; its events and samples."""
+        outputs = [self._outputs[s.request_id] for s in plan.segments if s.samples]
+        errors = {outputs[row].request.request_id: text for row, text in output.errors.items()}
+        stopped: set[str] = set()
+        texts: list[str] = []
+        for out, token_id in zip(outputs, output.token_ids, strict=True):
+            texts.append("" if out.request.request_id in errors else out.push(token_id))
+            if out.stopped:
+                stopped.add(out.request.request_id)
+        events = self.scheduler.commit(plan, output.token_ids, now, stopped=stopped, failed=errors)
+        ended = {event.request_id for event in events if isinstance(event, Finished)}
         pieces = self._text.pieces(output.token_ids)
-        sampled = []
-        for request_id, token_id, logprob, piece in zip(
-            sampling, output.token_ids, output.logprobs, pieces, strict=True
-        ):
-            out = self._outputs[request_id]
-            text = out.stream.push(token_id)
+        sampled: list[Sample] = []
+        for row, out in enumerate(outputs):
+            request_id = out.request.request_id
+            if request_id in errors:
+                continue
             if request_id in ended:
-                text += out.stream.flush()
-            out.text += text
+                texts[row] += out.flush()
+            if texts[row]:
+                out.text += texts[row]
             if out.first_token_at is None:
                 out.first_token_at = now
-            sampled.append(Sample(request_id, token_id, text, piece, logprob))
-            if request_id in ended:
-                self._complete(out, ended[request_id], now)
-        return sampled
+            sampled.append(
+                Sample(
+                    request_id, output.token_ids[row], texts[row], pieces[row],
+                    output.logprobs[row], self._top(out, row, output),
+                )
+            )  # fmt: skip
+        if ended:
+            self._close(events, now)
+        return events, sampled
+
+    def _top(self, out: _Output, row: int, output: StepOutput) -> list[tuple[int, str, float]]:
+        """The likeliest tokens of a row, if they are wanted."""
+        if out.request.params.logprobs is None:
+            return []
+        top = output.top_logprobs[row] if output.top_logprobs else []
+        out.logprobs.append(output.logprobs[row])
+        out.top_logprobs.append(top)
+        pieces = self._text.pieces([token_id for token_id, _ in top])
+        return [(token_id, piece, p) for (token_id, p), piece in zip(top, pieces, strict=True)]
+
+    def _close(self, events: list[Event], now: float) -> None:
+        """Complete the requests that ended with these events."""
+        for event in events:
+            if isinstance(event, Failed) and event.request_id:
+                self._outputs[event.request_id].error = event.message
+            elif isinstance(event, Finished):
+                self._complete(self._outputs[event.request_id], event.reason, now)
 
     def _complete(self, output: _Output, reason: FinishReason, now: float) -> None:
         request_id = output.request.request_id
@@ -312,8 +406,8 @@ class EngineCore:
             started_at=started_at,
             phases=phases,
             policy=POLICY,
-            token_budget=scheduler.token_budget,
-            max_num_seqs=scheduler.max_num_seqs,
+            token_budget=scheduler.knobs.token_budget,
+            max_num_seqs=scheduler.knobs.max_num_seqs,
             segments=plan.segments,
             token_ids=plan.token_ids,
             decisions=plan.decisions,
@@ -324,7 +418,9 @@ class EngineCore:
             num_waiting=len(scheduler.waiting),
             num_finished=scheduler.num_finished,
             blocks_free=scheduler.pool.num_free,
+            blocks_evictable=scheduler.pool.num_evictable,
             blocks_held=scheduler.pool.num_held,
+            blocks_used=scheduler.blocks_used,
         )
         self.step_number += 1
         return record

@@ -14,12 +14,13 @@ from engine.core import Completion, EngineCore
 from engine.detokenizer import TokenizerText
 from engine.errors import InvalidInput
 from engine.info import device_name
+from engine.knobs import Knob
 from engine.memory import format_bytes, free_memory, plan_memory
 from engine.model import StageReport, load
 from engine.record import Event, RunHeader, StepRecord
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
-from engine.sampler import derived_seed
+from engine.sampler import derived_seed, sample_seed
 from engine.scheduler import POLICY, Scheduler
 from engine.version import __version__
 
@@ -63,7 +64,10 @@ class Engine:
         self.runner = ModelRunner(self.loaded, self.memory.num_blocks, self.memory.block_size)
         self.runner.verify()
         self.core = EngineCore(
-            self._new_scheduler(), self.runner, TokenizerText(self.loaded.tokenizer)
+            self._new_scheduler(),
+            self.runner,
+            TokenizerText(self.loaded.tokenizer),
+            check=self.config.check,
         )
         self.header = self._header()
         self._num_given = 0
@@ -76,11 +80,15 @@ class Engine:
     ) -> str:
         """Queue a prompt, as text or as token ids; returns the id of the request.
 
+        With `n` samples, that of the first of them; the others are requests of their own, named
+        `A.2`, `A.3`, … after an `A` (see `sample_ids`).
+
         Raises:
             RequestRefused: it can never run; the message holds the arithmetic.
             InvalidInput: the id is in use, or a token id is not in the vocabulary.
         """
         params = params or SamplingParams()
+        self._check_vocabulary(params)
         if isinstance(prompt, str):
             prompt = _without_surrogates(prompt)
         token_ids = self._encode(prompt)
@@ -89,21 +97,39 @@ class Engine:
         if seed is None:
             seed = derived_seed(self.config.seed, self._num_given)
         request_id = self._next_id() if request_id is None else _without_surrogates(request_id)
+        names = sample_ids(request_id, params.n)
+        for name in names:
+            if self.core.is_live(name):
+                raise InvalidInput(f"request id {name!r} is in use by a live request")
         self._num_given += 1
-        self.core.add(Request(request_id, text, token_ids, params, seed))
+        first: Request | None = None
+        for index, name in enumerate(names):
+            request = Request(name, text, token_ids, params, sample_seed(seed, index), first)
+            self.core.add(request)
+            first = first or request
         return request_id
 
     def cancel(self, request_id: str) -> bool:
         """Take a request out, whatever its state; False when no live request has this id."""
         return self.core.cancel(request_id)
 
-    def set_token_budget(self, value: int) -> None:
-        """Change m from the next step on.
+    def set_knob(self, name: str, value: Knob) -> None:
+        """Change a setting (`engine.knobs.Knobs`) from the next step on.
 
         Raises:
-            InvalidInput: it is below 1 or absurdly large.
+            InvalidInput: there is no such knob, or the value is not for it.
         """
-        self.core.set_token_budget(value)
+        self.core.set_knob(name, value)
+
+    def reset_prefix_cache(self, *, force: bool = False) -> None:
+        """Make the prefix cache forget everything computed so far.
+
+        With `force`, running requests keep their blocks, and never share them any more.
+
+        Raises:
+            InvalidInput: running requests hold cached blocks, and it is not forced.
+        """
+        self.core.reset_prefix_cache(force=force)
 
     @property
     def has_work(self) -> bool:
@@ -142,7 +168,9 @@ class Engine:
         prompts: Sequence[str | list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Run prompts to their end, with whatever else the engine has to do; results in order.
+        """Run prompts to their end, with whatever else the engine has to do.
+
+        Results in the order of the prompts; with `n` samples, all those of a prompt together.
 
         Raises:
             RequestRefused: a prompt can never run; none of them is then.
@@ -153,7 +181,7 @@ class Engine:
         added: list[str] = []
         try:
             for prompt, own in zip(prompts, each, strict=True):
-                added.append(self.add_request(prompt, own))
+                added += sample_ids(self.add_request(prompt, own), own.n)
             self.core.want_completions(added)
             while not all(map(self.core.has_completion, added)):
                 self.step()
@@ -180,6 +208,19 @@ class Engine:
                 raise InvalidInput(f"token id {token_id} is not in the vocabulary of {vocab}")
         return list(prompt)
 
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        """Token ids among the parameters name tokens of this model."""
+        vocab = self.loaded.facts.vocab_size
+        for name, token_ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            for token_id in token_ids:
+                if token_id >= vocab:
+                    raise InvalidInput(
+                        f"{name}: token id {token_id} is not in the vocabulary of {vocab}"
+                    )
+
     def _next_id(self) -> str:
         """`A`, `B`, … `Z`, `AA`, …: short enough to be read in a grid."""
         ordinal = self._num_given
@@ -191,8 +232,7 @@ class Engine:
         plan = self.memory
         return Scheduler(
             BlockPool(plan.num_blocks, plan.block_size),
-            token_budget=plan.token_budget,
-            max_num_seqs=plan.max_num_seqs,
+            self.config.knobs(plan.token_budget, plan.max_num_seqs),
             max_model_len=plan.max_model_len,
             eos_token_ids=self.loaded.eos_token_ids,
         )
@@ -208,13 +248,17 @@ class Engine:
             dtype=str(self.loaded.dtype).removeprefix("torch."),
             attention=self.attention,
             policy=POLICY,
-            token_budget=plan.token_budget,
-            max_num_seqs=plan.max_num_seqs,
+            knobs=self.core.scheduler.knobs,
             max_model_len=plan.max_model_len,
             block_size=plan.block_size,
             num_blocks=plan.num_blocks,
             seed=self.config.seed,
         )
+
+
+def sample_ids(request_id: str, n: int) -> list[str]:
+    """Ids of the `n` samples of a prompt: `A`, `A.2`, `A.3`, …"""
+    return [request_id, *(f"{request_id}.{index}" for index in range(2, n + 1))]
 
 
 def _without_surrogates(text: str) -> str:

@@ -22,3 +22,11 @@ class ModelUnavailable(RuntimeError):
 
 class StepFailed(RuntimeError):
     """The forward pass of a step raised; nothing of the step happened."""
+
+
+class RequestFailed(RuntimeError):
+    """One request cannot be computed and has to be ended, so that the others can go on."""
+
+    def __init__(self, request_id: str, message: str) -> None:
+        super().__init__(message)
+        self.request_id = request_id

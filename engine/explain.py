@@ -29,33 +29,63 @@ def sentence(decision: Decision) -> str:
 
     The text holds request ids as they are: whoever prints it makes them safe for a terminal.
     """
+    left, need, have, limit = decision.left, decision.need, decision.have, decision.limit
     match decision.reason:
-        case Reason.SCHEDULED:
+        case _ if decision.action in (Action.DECODE, Action.PREFILL):
             return _scheduled(decision)
         case Reason.BUDGET_SPENT:
-            return (
-                f"budget spent: {decision.have} of {decision.limit} left, "
-                f"{_tokens(decision.left)} to compute"
-            )
+            return f"budget spent: {have} of {limit} left, {_tokens(left)} to compute"
         case Reason.MAX_NUM_SEQS:
-            return f"max sequences: {decision.have} of {decision.limit} running"
+            return f"max sequences: {have} of {limit} running"
         case Reason.NO_FREE_BLOCKS:
-            return f"no free blocks: needs {decision.need}, {decision.have} free"
+            return f"no free blocks: needs {need}, {have} available"
+        case Reason.WATERMARK:
+            return f"watermark: needs {need} of {have} blocks, and {limit} must stay free"
+        case Reason.PARTIAL_PREFILLS:
+            return f"partial-prefill cap: {_count(have, 'prompt')} of {limit} begun and unfinished"
+        case Reason.CHUNKING_OFF:
+            return (
+                f"chunked prefill is off: {_tokens(need)} in one step, "
+                f"{have} of the budget of {limit} left"
+            )
+        case Reason.FORK:
+            return f"waits for the prompt of {decision.other}: {have} of {limit} computed"
         case Reason.BEHIND:
             return f"behind {decision.other}"
         case Reason.HELD_BY_PREEMPTION:
             return f"held back: memory ran out for {decision.other} in this step"
         case Reason.PREEMPTED:
-            return f"preempted by {decision.other}: {_tokens(decision.left)} to recompute"
+            kept = f", {have} of them still cached" if have else ""
+            return f"preempted by {decision.other}: {_tokens(left)} to recompute{kept}"
+        case _:
+            return str(decision.reason)
 
 
 def _scheduled(decision: Decision) -> str:
+    """A request that runs: how much, and why not more."""
     if decision.action is Action.DECODE:
         return "decode: 1 token"
-    if decision.tokens == decision.left:
-        return f"prefill: the last {_tokens(decision.tokens)}"
-    return f"prefill chunk: {_tokens(decision.tokens)}, {decision.left - decision.tokens} to go"
+    tokens, to_go = decision.tokens, decision.left - decision.tokens
+    if to_go == 0:
+        which = "the last " if decision.chunk > 1 else "all " if tokens > 1 else ""
+        return f"prefill: {which}{_tokens(tokens)}"
+    what = f"prefill chunk {decision.chunk}: {_tokens(tokens)}, {to_go} to go"
+    match decision.reason:
+        case Reason.BUDGET_SPENT:
+            return f"{what} (the budget of {decision.limit} is spent)"
+        case Reason.LONG_PREFILL:
+            return f"{what} (long-prefill cap: {decision.limit})"
+        case Reason.NO_FREE_BLOCKS:
+            return f"{what} (no free blocks for more)"
+        case Reason.CHUNKING_OFF:
+            return f"{what} (chunked prefill is off, but it is longer than a step)"
+        case _:
+            return what
 
 
 def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
+    return _count(count, "token")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -14,16 +14,20 @@ _OUT = -2
 
 
 class FreeQueue:
-    """Block ids `0..num_blocks-1` in a queue, all of them at first, in order."""
+    """Block ids `0..num_blocks-1` in a queue, at first all of them in order, or none."""
 
     __slots__ = ("_length", "_next", "_previous", "_size")
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, empty: bool = False) -> None:
         self._size = num_blocks
         # Index `num_blocks` is the sentinel: its next is the head, its previous the tail.
         self._next = array("i", range(1, num_blocks + 1)) + array("i", [0])
         self._previous = array("i", [num_blocks]) + array("i", range(num_blocks))
         self._length = num_blocks
+        if empty:
+            self._next = array("i", [_OUT]) * num_blocks + array("i", [num_blocks])
+            self._previous[num_blocks] = num_blocks
+            self._length = 0
 
     def __len__(self) -> int:
         return self._length
@@ -78,3 +82,20 @@ class FreeQueue:
         self._previous[after] = before
         self._next[block_id] = _OUT
         self._length -= 1
+
+    def check_integrity(self) -> None:
+        """Prove the links in both directions.
+
+        Raises:
+            AssertionError: a link is wrong, or the count is.
+        """
+        block_id, count = self._size, 0
+        while True:
+            after = self._next[block_id]
+            if after == _OUT or self._previous[after] != block_id or count > self._length:
+                raise AssertionError(f"the queue's links are broken at block {block_id}")
+            if after == self._size:
+                break
+            block_id, count = after, count + 1
+        if count != self._length:
+            raise AssertionError(f"the queue counts {self._length} blocks and links {count}")

@@ -35,3 +35,10 @@ class KVCache:
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these slots, `[len(slots), num_kv_heads, head_dim]` each (copies)."""
         return self._keys[layer].index_select(0, slots), self._values[layer].index_select(0, slots)
+
+    def copy_block(self, source: int, target: int, block_size: int) -> None:
+        """Copy keys and values of a whole block, in every layer."""
+        old = slice(source * block_size, (source + 1) * block_size)
+        new = slice(target * block_size, (target + 1) * block_size)
+        self._keys[:, new] = self._keys[:, old]
+        self._values[:, new] = self._values[:, old]

@@ -18,6 +18,7 @@ from engine.errors import ModelUnavailable, first_line
 from engine.hub import download
 from engine.locate import local_directory
 from engine.record import ModelFacts
+from engine.request import MAX_PENALTY, MIN_PENALTY
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 StageReport = Callable[[str, str, int, int], None]
@@ -37,6 +38,8 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     eos_token_ids: frozenset[int]
+    repetition_penalty: float = 1.0
+    """The model's own, for requests that bring none; 1 = none."""
 
 
 def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedModel:
@@ -60,8 +63,9 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
     model.set_attn_implementation(transformers_name(attention))
     facts = describe(config, model, hf_config)
     return LoadedModel(
-        model, tokenizer, facts, device, dtype, max_model_len, _eos_ids(model, tokenizer)
-    )
+        model, tokenizer, facts, device, dtype, max_model_len, _eos_ids(model, tokenizer),
+        _repetition_penalty(model, config.model),
+    )  # fmt: skip
 
 
 def resolve(config: EngineConfig, report: StageReport, *, weights: bool = True) -> Path:
@@ -249,6 +253,23 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset(eos if isinstance(eos, list) else [eos])
+
+
+def _repetition_penalty(model: Any, name: str) -> float:
+    """What `generate()` would apply, from the generation config.
+
+    Raises:
+        ModelUnavailable: it is no penalty.
+    """
+    penalty = model.generation_config.repetition_penalty
+    if penalty is None:
+        return 1.0
+    if not isinstance(penalty, int | float) or not MIN_PENALTY <= penalty <= MAX_PENALTY:
+        raise ModelUnavailable(
+            f"the generation config of {name} has a repetition_penalty of {penalty!r}; it must "
+            f"lie between {MIN_PENALTY} and {MAX_PENALTY}"
+        )
+    return float(penalty)
 
 
 def _short(model: str) -> str:

@@ -13,6 +13,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from engine.config import EngineConfig
+from engine.knobs import Knob
 from engine.record import Event, RunHeader, StepRecord
 from engine.request import SamplingParams
 
@@ -65,17 +66,26 @@ class SetSpeed(msgspec.Struct, frozen=True, tag_field="type", tag="set_speed"):
     steps_per_s: float
 
 
-class SetTokenBudget(msgspec.Struct, frozen=True, tag_field="type", tag="set_token_budget"):
-    """Change the token budget from the next step on."""
+class SetKnob(msgspec.Struct, frozen=True, tag_field="type", tag="set_knob"):
+    """Change a setting (`engine.knobs.Knobs`) from the next step on."""
 
-    value: int
+    name: str
+    value: Knob
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag_field="type", tag="reset_prefix_cache"):
+    """Forget every cached block; with `force` also those that running requests hold."""
+
+    force: bool = False
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag_field="type", tag="shutdown"):
     """Leave in order."""
 
 
-Command = Load | Add | Cancel | Step | Run | Pause | SetSpeed | SetTokenBudget | Shutdown
+Command = (
+    Load | Add | Cancel | Step | Run | Pause | SetSpeed | SetKnob | ResetPrefixCache | Shutdown
+)
 
 
 class Stage(msgspec.Struct, frozen=True, tag_field="type", tag="stage"):

@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_TOKEN_BUDGET, check_range
+from engine.config import MAX_BLOCK_SIZE
+from engine.knobs import MAX_BLOCKS, Knob, Knobs, check_range
 from engine.request import FinishReason, SamplingParams
 
 
@@ -37,22 +38,39 @@ class Action(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why the scheduler did it; which numbers of a `Decision` speak is said here."""
+    """Why the scheduler did it; which numbers of a `Decision` speak is said here.
+
+    `tokens` run now of `left` that were left to compute; `chunk` counts the prefill chunks since
+    the request was admitted, from 1. With `Action.PREFILL` the reason says why the chunk is not
+    longer; with `Action.WAIT`, why nothing runs.
+    """
 
     SCHEDULED = "scheduled"
-    """It runs: `tokens` now, of `left` that were left to compute."""
+    """All that was left runs."""
     BUDGET_SPENT = "budget spent"
-    """No token of the budget is left: `have` 0 of `limit` m."""
+    """No token of the budget of `limit` is left (`have` 0)."""
+    LONG_PREFILL = "long prefill cap"
+    """A request's prefill takes `limit` tokens of a step at most."""
     MAX_NUM_SEQS = "max num seqs"
-    """`have` requests run already, `limit` may."""
+    """`have` requests run already (or wait for their fork only), `limit` may."""
     NO_FREE_BLOCKS = "no free blocks"
-    """It needs `need` blocks, `have` are free."""
+    """It needs `need` blocks; `have` can be taken, evictable ones counted."""
+    WATERMARK = "watermark"
+    """It needs `need` blocks of `have`, and `limit` must stay free at an admission."""
+    PARTIAL_PREFILLS = "partial prefill cap"
+    """`have` prompts are begun and unfinished, `limit` may be."""
+    CHUNKING_OFF = "chunking off"
+    """Chunked prefill is off; waiting: its `need` tokens do not fit in the `have` left of the
+    budget of `limit`. Running in chunks all the same: it is longer than the whole budget."""
+    FORK = "fork"
+    """It shares the prompt of `other`, of which `have` of `limit` tokens are computed."""
     BEHIND = "behind"
     """Requests are admitted in order, and `other` before it was not."""
     HELD_BY_PREEMPTION = "held by preemption"
-    """Memory ran out in this step (`other` was preempted), so nobody new is admitted."""
+    """Memory ran out in this step, for `other`, so nobody new is admitted."""
     PREEMPTED = "preempted"
-    """Its blocks went to `other`; `left` tokens will be computed again."""
+    """Its blocks went to `other`: `left` computed tokens are lost, but for `have` of them that
+    stay in the prefix cache until their blocks are taken."""
 
 
 class Phases(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +116,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     have: int = 0
     limit: int = 0
     other: str = ""
+    chunk: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +124,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
     `text`: what it adds to the streamed output, which may be empty until a character is whole,
     so that the texts of a request joined are exactly its output. `piece`: the token by itself, as
-    it is shown in a grid. `logprob`: natural log of its probability, before temperature.
+    it is shown in a grid. `logprob`: natural log of its probability, before penalties and
+    temperature. `top`: the likeliest tokens (id, piece, logprob), as many as were asked for.
     """
 
     request_id: str
@@ -113,10 +133,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     text: str
     piece: str
     logprob: float
+    top: list[tuple[int, str, float]] = []
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="added"):
-    """A request joined the waiting queue. `prompt` is its text, `pieces` one text a token."""
+    """A request joined the waiting queue. `prompt` is its text, `pieces` one text a token.
+
+    `fork_of`: the request whose prompt it shares (another sample of the same), or empty.
+    """
 
     request_id: str
     prompt: str
@@ -124,6 +148,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag="added"):
     pieces: list[str]
     params: SamplingParams
     at: float
+    fork_of: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -136,10 +161,41 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
-    """A waiting request became a running one."""
+    """A waiting request became a running one.
+
+    `queried`: tokens that were looked up in the prefix cache; 0 for one that was preempted
+    before, whose tokens are no new query. `passed`: waiting requests before it that could not be
+    admitted.
+    """
 
     request_id: str
     at: float
+    queried: int = 0
+    passed: list[str] = []
+
+
+class PrefixHit(msgspec.Struct, frozen=True, array_like=True, tag="prefix_hit"):
+    """An admitted request begins with cached blocks, `tokens` in all.
+
+    `resumed`: it had computed them itself before it was preempted, and they were still there.
+    """
+
+    request_id: str
+    block_ids: list[int]
+    tokens: int
+    resumed: bool = False
+
+
+class Forked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
+    """An admitted request shares the full blocks of another one's prompt, `tokens` in all.
+
+    If these end inside a block, a `BlockCopied` follows.
+    """
+
+    request_id: str
+    parent: str
+    block_ids: list[int]
+    tokens: int
 
 
 class BlocksAllocated(msgspec.Struct, frozen=True, array_like=True, tag="blocks_allocated"):
@@ -156,10 +212,55 @@ class BlocksFreed(msgspec.Struct, frozen=True, array_like=True, tag="blocks_free
     block_ids: list[int]
 
 
+class BlocksCached(msgspec.Struct, frozen=True, array_like=True, tag="blocks_cached"):
+    """Full blocks of a request, from the `first`-th of its table on, can be shared from now on."""
+
+    request_id: str
+    first: int
+    block_ids: list[int]
+
+
+class BlockMerged(msgspec.Struct, frozen=True, array_like=True, tag="block_merged"):
+    """The `index`-th block of a request was a duplicate: its table names `kept` instead of it."""
+
+    request_id: str
+    index: int
+    freed: int
+    kept: int
+
+
+class BlocksEvicted(msgspec.Struct, frozen=True, array_like=True, tag="blocks_evicted"):
+    """The prefix cache lost these evictable blocks, because a request needs them."""
+
+    request_id: str
+    block_ids: list[int]
+
+
+class BlocksUncached(msgspec.Struct, frozen=True, array_like=True, tag="blocks_uncached"):
+    """The prefix cache forgot these blocks, because what they hold is not to be trusted."""
+
+    block_ids: list[int]
+
+
+class CacheReset(msgspec.Struct, frozen=True, array_like=True, tag="cache_reset"):
+    """The prefix cache forgot everything, `blocks` in all."""
+
+    blocks: int
+
+
+class BlockCopied(msgspec.Struct, frozen=True, array_like=True, tag="block_copied"):
+    """Keys and values of a block were copied into a new one of the request."""
+
+    request_id: str
+    source: int
+    target: int
+
+
 class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="preempted"):
     """A running request lost its blocks to `by` and went to the head of the waiting queue.
 
-    `recompute`: cached tokens it lost, to be computed again.
+    `recompute`: computed tokens it lost, to be computed again unless they are still cached when
+    it comes back.
     """
 
     request_id: str
@@ -168,7 +269,7 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True, tag="preempted"):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """A request ended by itself, with the token sampled in the same step."""
+    """A request ended by itself, with the step: its last token, or what was wrong with it."""
 
     request_id: str
     reason: FinishReason
@@ -184,7 +285,11 @@ class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancelled"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """A step could not be executed; nothing of it happened. `request_id` may be empty."""
+    """Something could not be computed.
+
+    With a `request_id`: that request, which ends with it. Without: a whole step, of which nothing
+    happened.
+    """
 
     request_id: str
     message: str
@@ -195,16 +300,24 @@ class KnobChanged(msgspec.Struct, frozen=True, array_like=True, tag="knob_change
     """A setting took effect at this step boundary."""
 
     name: str
-    old: int
-    new: int
+    old: Knob
+    new: Knob
 
 
 Event = (
     Added
     | Refused
     | Admitted
+    | PrefixHit
+    | Forked
     | BlocksAllocated
     | BlocksFreed
+    | BlocksCached
+    | BlockMerged
+    | BlocksEvicted
+    | BlocksUncached
+    | CacheReset
+    | BlockCopied
     | Preempted
     | Finished
     | Cancelled
@@ -220,7 +333,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     one (added, refused, cancelled, knob changed) first. `decisions` name
     each running request and each waiting one that was looked at; `rest` holds for every other
     waiting request (its `request_id` is empty), so that a record stays small however long the
-    queue is. `sampled` stands in the order of `segments`. `num_*` count the state after the step.
+    queue is. `sampled` stands in the order of `segments`. `num_*` and `blocks_*` count the state
+    after the step; `blocks_used` were held while it ran.
     A step in which nothing ran (only events between steps) has no segments.
     """
 
@@ -240,23 +354,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_finished: int
     blocks_free: int
+    blocks_evictable: int
     blocks_held: int
+    blocks_used: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in the step: `n_Q` of its packed batch."""
         return len(self.token_ids)
-
-    @property
-    def blocks_used(self) -> int:
-        """Blocks held while the step ran: those of requests that ended with it, too."""
-        ended = {event.request_id for event in self.events if isinstance(event, Finished)}
-        freed = (
-            len(event.block_ids)
-            for event in self.events
-            if isinstance(event, BlocksFreed) and event.request_id in ended
-        )
-        return self.blocks_held + sum(freed)
 
     def tokens_of(self, kind: SegmentKind) -> int:
         """Tokens computed in the step in segments of one kind."""
@@ -285,7 +390,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     Raises:
         InvalidInput: a size that no engine has (a damaged or foreign trace).
 
-    `token_budget` and `max_num_seqs` may change later, by `KnobChanged` events.
+    `knobs` may change later, by `KnobChanged` events.
     """
 
     version: str
@@ -297,8 +402,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     attention: Literal["dense", "paged"]
     policy: str
-    token_budget: int
-    max_num_seqs: int
+    knobs: Knobs
     max_model_len: int
     block_size: int
     num_blocks: int
@@ -307,13 +411,12 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_range("block size", self.block_size, 1, MAX_BLOCK_SIZE)
         check_range("number of blocks", self.num_blocks, 1, MAX_BLOCKS)
-        check_range("token budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
-        check_range("max num seqs", self.max_num_seqs, 1, MAX_TOKEN_BUDGET)
 
 
 ARRAY_STRUCTS: tuple[type[msgspec.Struct], ...] = (
-    Phases, Segment, Decision, Sample, SamplingParams, Added, Refused, Admitted, BlocksAllocated,
-    BlocksFreed, Preempted, Finished, Cancelled, Failed, KnobChanged,
+    Phases, Segment, Decision, Sample, SamplingParams, Added, Refused, Admitted, PrefixHit, Forked,
+    BlocksAllocated, BlocksFreed, BlocksCached, BlockMerged, BlocksEvicted, BlocksUncached,
+    CacheReset, BlockCopied, Preempted, Finished, Cancelled, Failed, KnobChanged,
 )  # fmt: skip
 
 SCHEMA: dict[str, list[str]] = {

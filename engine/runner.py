@@ -13,10 +13,10 @@ from engine.errors import ModelUnavailable, first_line
 from engine.kv_cache import KVCache
 from engine.model import LoadedModel
 from engine.packed_batch import PackedBatch
+from engine.plan import Plan
 from engine.record import Segment, SegmentKind
 from engine.request import Request
-from engine.sampler import sample
-from engine.scheduler import Plan
+from engine.sampler import Sampler
 
 
 class ModelRunner:
@@ -26,6 +26,7 @@ class ModelRunner:
         self.loaded = loaded
         self.block_size = block_size
         self.cache = self._new_cache(num_blocks)
+        self.sampler = Sampler(loaded.eos_token_ids, loaded.repetition_penalty)
 
     def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
         """Run a plan. `requests`: those of the sampling segments, in order.
@@ -36,13 +37,22 @@ class ModelRunner:
         batch = PackedBatch(
             plan.segments, plan.tables, plan.token_ids, self.block_size, self.loaded.device
         )
+        for source, target in plan.copies:
+            self.cache.copy_block(source, target, self.block_size)
         built = time.perf_counter()
         logits = self.logits(batch, self.cache)
         self._synchronize()
         computed = time.perf_counter()
-        token_ids, logprobs = sample(logits, requests)
-        drawn = time.perf_counter()
-        return StepOutput(token_ids, logprobs, built - started, computed - built, drawn - computed)
+        drawn = self.sampler.sample(logits, requests)
+        return StepOutput(
+            token_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            top_logprobs=drawn.top_logprobs,
+            errors=drawn.errors,
+            build_s=built - started,
+            forward_s=computed - built,
+            sample_s=time.perf_counter() - computed,
+        )
 
     @torch.inference_mode()
     def logits(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:

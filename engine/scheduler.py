@@ -1,76 +1,61 @@
-"""The scheduler: which tokens of which requests run in a step, and why. No torch.
+"""The scheduler: queues, budget and pool of one engine. No torch.
 
-`plan` changes nothing: it works on a draft of the pool and returns a `Plan`, whose events say what
-would change. `commit` applies them once the step has been executed, so a step that fails leaves
-no trace. The policy is that of "Continuous batching from first principles" (Hugging Face, 2025):
-fill the token budget with every decode first (one token each), then prefills in progress, then
-waiting requests in order, the last one split to fit.
+`plan` says what the next step does and changes nothing; `commit` applies it once the step has been
+executed; `rollback` is for a step that could not be. Which requests run is decided in
+`engine.planner`, in which order by `engine.policies`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from engine.block_pool import BlockPool, PoolDraft, blocks_for
+from engine.block_pool import BlockPool, blocks_for
 from engine.errors import InvalidInput, RequestRefused
+from engine.knobs import Knob, Knobs
+from engine.plan import Plan
+from engine.planner import Planner
+from engine.policies import POLICIES
 from engine.record import (
-    Action,
     Admitted,
+    BlockCopied,
+    BlockMerged,
     BlocksAllocated,
+    BlocksCached,
+    BlocksEvicted,
     BlocksFreed,
-    Decision,
+    BlocksUncached,
+    CacheReset,
     Event,
+    Failed,
     Finished,
+    Forked,
+    KnobChanged,
     Preempted,
-    Reason,
-    Segment,
+    PrefixHit,
     SegmentKind,
 )
 from engine.request import FinishReason, Request, RequestStatus
+from engine.waiting_queue import WaitingQueue
 
 POLICY = "continuous"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one step would do. Nothing has happened yet.
+@dataclass
+class CacheStats:
+    """What the prefix cache did and what preemption cost, in tokens (evictions: in blocks).
 
-    `tables[i]` is the block table that `segments[i]` runs with. `events` are the changes, in
-    order, that come before the forward pass.
+    `queried` of prompts looked up at their first admission, `hit` of them found; `resumed` found
+    again by requests that had been preempted; `recomputed` computed a second time after one.
     """
 
-    segments: list[Segment]
-    tables: list[list[int]]
-    token_ids: list[int]
-    decisions: list[Decision]
-    rest: Decision | None
-    events: list[Event]
-
-    @property
-    def num_tokens(self) -> int:
-        """`n_Q` of the packed batch."""
-        return len(self.token_ids)
-
-
-@dataclass
-class _Draft:
-    """A plan in the making."""
-
-    pool: PoolDraft
-    budget: int
-    queue: list[Request]
-    """Running requests in order of admission, without those preempted in this step."""
-    scheduled: dict[str, tuple[Segment, list[int]]] = field(default_factory=dict)
-    new_blocks: dict[str, list[int]] = field(default_factory=dict)
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    preempted_for: str = ""
-    """The request that took another one's blocks in this step."""
-
-    def table(self, request: Request) -> list[int]:
-        return request.block_table + self.new_blocks.get(request.request_id, [])
+    queried: int = 0
+    hit: int = 0
+    resumed: int = 0
+    recomputed: int = 0
+    evictions: int = 0
+    merged: int = 0
+    """Blocks saved because another one held the same tokens."""
 
 
 class Scheduler:
@@ -78,8 +63,7 @@ class Scheduler:
 
     Args:
         pool: the physical blocks.
-        token_budget: m, tokens in a step at most.
-        max_num_seqs: running requests at most.
+        knobs: what may change while it runs.
         max_model_len: prompt and output tokens of a request at most.
         eos_token_ids: tokens that end a request.
     """
@@ -87,35 +71,35 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
+        knobs: Knobs,
         *,
-        token_budget: int,
-        max_num_seqs: int,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.pool = pool
-        self.token_budget = token_budget
-        self.max_num_seqs = max_num_seqs
+        self.knobs = knobs
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.waiting = WaitingQueue()
         self.running: dict[str, Request] = {}
+        """In order of admission."""
+        self.requests: dict[str, Request] = {}
+        """All that have not ended, in order of arrival."""
+        self.num_added = 0
         self.num_finished = 0
+        self.stats = CacheStats()
+        self.blocks_used = 0
+        """Blocks held while the last step ran."""
         self._step = 0
 
     @property
     def num_live(self) -> int:
         """Requests that are waiting or running."""
-        return len(self.waiting) + len(self.running)
+        return len(self.requests)
 
     def live(self, request_id: str) -> Request | None:
         """The request, if it has not ended."""
-        return self.running.get(request_id) or self.waiting.get(request_id)
-
-    def requests(self) -> Iterator[Request]:
-        """Live requests: running ones in order of admission, then the queue."""
-        yield from self.running.values()
-        yield from self.waiting.values()
+        return self.requests.get(request_id)
 
     # -- between steps ---------------------------------------------------------------------
 
@@ -126,10 +110,13 @@ class Scheduler:
             InvalidInput: a live request has its id.
             RequestRefused: it can never run; the message holds the arithmetic.
         """
-        if self.live(request.request_id) is not None:
+        if request.request_id in self.requests:
             raise InvalidInput(f"request id {request.request_id!r} is in use by a live request")
         self.check_fits(request)
-        self.waiting[request.request_id] = request
+        request.arrival = self.num_added
+        self.num_added += 1
+        self.requests[request.request_id] = request
+        self.waiting.append(request.request_id, self._level(request))
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestRefused, with the arithmetic, if the request can never run."""
@@ -140,6 +127,12 @@ class Scheduler:
             raise RequestRefused(
                 f"the prompt has {prompt} tokens and the context {limit}, one of them for output: "
                 f"shorten it by {prompt - limit + 1} or raise --max-model-len"
+            )
+        budget = self.knobs.token_budget
+        if not self.knobs.chunked_prefill and prompt > budget:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens and a step {budget}, and chunked prefill is off: "
+                f"turn it on, or raise the token budget by {prompt - budget}"
             )
         # The newest token is never computed again after it was sampled: it needs no slot.
         stored = min(prompt + request.params.max_tokens, limit) - 1
@@ -157,240 +150,319 @@ class Scheduler:
         Raises:
             KeyError: no live request has this id.
         """
-        request = self.live(request_id)
-        if request is None:
-            raise KeyError(request_id)
-        return self._end(request)
+        return self._end(self.requests[request_id])
+
+    def fail(self, request_id: str, message: str, now: float) -> list[Event]:
+        """End a live request that cannot be computed; what it computed is not to be trusted.
+
+        Raises:
+            KeyError: no live request has this id.
+        """
+        request = self.requests[request_id]
+        events: list[Event] = [Failed(request_id, message, now)]
+        gone = self.pool.uncache(request.block_table)
+        if gone:
+            events.append(BlocksUncached(gone))
+            self._leave_forgotten_blocks()
+        events.append(Finished(request_id, FinishReason.ERROR, now))
+        return events + self._end(request)
+
+    def set_knob(self, name: str, value: Knob) -> list[Event]:
+        """Change a setting from the next step on; what changed, if anything did.
+
+        Raises:
+            InvalidInput: there is no such knob, or the value is not for it.
+        """
+        old, knobs = getattr(self.knobs, name, None), self.knobs.changed(name, value)
+        if value == old:
+            return []
+        self.knobs = knobs
+        assert old is not None
+        events: list[Event] = [KnobChanged(name, old, value)]
+        if name == "scheduling_policy":
+            self.waiting.refill(
+                (request_id, self._level(request))
+                for request_id, request in self.requests.items()
+                if request.status is not RequestStatus.RUNNING
+            )
+        if name == "prefix_caching" and not value:
+            events.append(CacheReset(self.pool.reset_cache()))
+            for request in self.running.values():
+                request.num_cached_blocks = 0
+        return events
+
+    def reset_prefix_cache(self, *, force: bool = False) -> list[Event]:
+        """Make the prefix cache forget everything computed so far.
+
+        With `force`, running requests keep their blocks, and never share them any more.
+
+        Raises:
+            InvalidInput: running requests hold cached blocks, and it is not forced.
+        """
+        held = sum(self.pool.ref_counts[entry.block_id] > 0 for entry in self.pool.cache)
+        if held and not force:
+            raise InvalidInput(
+                f"{held} cached blocks are held by running requests: wait until they end, or "
+                f"force the reset"
+            )
+        self.pool.cache.epoch += 1
+        for request in self.running.values():
+            request.num_cached_blocks = 0
+        return [CacheReset(self.pool.reset_cache())]
 
     # -- a step ----------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan:
         """What the next step does under the present settings, with a reason for each request.
 
-        Time and size are proportional to the running requests and the ones admitted, never to the
-        length of the queue. `now`: seconds since the engine started.
-        """
-        draft = _Draft(PoolDraft(self.pool), self.token_budget, list(self.running.values()))
-        for request in self._running_in_turn():
-            if request.request_id not in draft.decisions:
-                self._schedule_running(draft, request)
-        rest = self._admit(draft, now)
-        scheduled = list(draft.scheduled.values())
-        return Plan(
-            segments=[segment for segment, _ in scheduled],
-            tables=[table for _, table in scheduled],
-            token_ids=self._token_ids(segment for segment, _ in scheduled),
-            decisions=list(draft.decisions.values()),
-            rest=rest,
-            events=draft.events,
-        )
+        `now`: seconds since the engine started.
 
-    def commit(self, plan: Plan, sampled: Sequence[int], now: float) -> list[Event]:
-        """Apply an executed plan. `sampled`: one token id for each sampling segment, in order.
+        Raises:
+            RequestFailed: a request cannot go on and has to be ended (`fail`) first.
+        """
+        return Planner(self, now).plan()
+
+    def commit(
+        self,
+        plan: Plan,
+        sampled: Sequence[int],
+        now: float,
+        *,
+        stopped: Collection[str] = (),
+        failed: Mapping[str, str] | None = None,
+    ) -> list[Event]:
+        """Apply an executed plan.
+
+        Args:
+            plan: the plan.
+            sampled: one token id for each sampling segment, in order.
+            now: seconds since the engine started.
+            stopped: requests whose text ends here, with a stop string.
+            failed: requests whose new token cannot be drawn, with the reason.
 
         Returns the events of the step: those of the plan, then what the new tokens brought about.
         """
         for event in plan.events:
             self._apply(event)
+        self.blocks_used = self.pool.num_held
         tokens = iter(sampled)
-        ended: list[Event] = []
+        after: list[Event] = []
+        size, caching, epoch = (
+            self.pool.block_size, self.knobs.prefix_caching, self.pool.cache.epoch,
+        )  # fmt: skip
         for segment in plan.segments:
             request = self.running[segment.request_id]
-            request.num_computed = segment.start + segment.length
+            start, end = segment.start, segment.start + segment.length
+            if start < request.high_water:
+                self.stats.recomputed += min(end, request.high_water) - start
+            request.num_computed = end
             request.last_scheduled = self._step
-            if segment.samples:
-                request.token_ids.append(next(tokens))
-                reason = self.finish_reason(request)
+            if segment.kind is SegmentKind.PREFILL:
+                request.num_chunks += 1
+            token = next(tokens) if segment.samples else None
+            if failed and request.request_id in failed:
+                after += self.fail(request.request_id, failed[request.request_id], now)
+                continue
+            if (
+                end >= (request.num_cached_blocks + 1) * size
+                and caching
+                and request.cache_epoch == epoch
+            ):
+                after += self._cache_blocks(request)
+            if token is not None:
+                request.token_ids.append(token)
+                reason = self._finish_reason(request, token, request.request_id in stopped)
                 if reason is not None:
-                    ended.append(Finished(request.request_id, reason, now))
-                    ended.extend(self._end(request))
+                    after.append(Finished(request.request_id, reason, now))
+                    after += self._end(request)
         self._step += 1
-        return plan.events + ended
+        return plan.events + after
 
-    def finish_reason(self, request: Request) -> FinishReason | None:
-        """Why the request ends with its newest token; None = it goes on."""
-        if request.token_ids[-1] in self.eos_token_ids and not request.params.ignore_eos:
-            return FinishReason.STOP
-        if request.num_output_tokens >= request.params.max_tokens:
-            return FinishReason.LENGTH
-        if request.num_tokens >= self.max_model_len:
-            return FinishReason.LENGTH
-        return None
+    def rollback(self, plan: Plan) -> list[Event]:
+        """Give up a plan whose execution failed half-way; what had to change nevertheless.
+
+        Blocks that the plan handed out may have been written to: what they held is lost. Cached
+        content is forgotten, and a request that was to be preempted is, if its blocks are among
+        them. All else is as it was.
+        """
+        written: set[int] = set()
+        for event in plan.events:
+            if isinstance(event, BlocksAllocated):
+                written.update(event.block_ids)
+        events: list[Event] = []
+        for event in plan.events:
+            if isinstance(event, Preempted):
+                victim = self.running[event.request_id]
+                if not written.isdisjoint(victim.block_table):
+                    events.append(BlocksFreed(victim.request_id, victim.block_table[::-1]))
+                    events.append(event)
+        for event in events:
+            self._apply(event)
+        gone = self.pool.uncache(written)
+        return [*events, BlocksUncached(gone)] if gone else events
 
     def check_integrity(self) -> None:
-        """Prove queues, tables and pool against each other.
+        """Prove queues, tables, cache and pool against each other.
 
         Raises:
             AssertionError: something is wrong; the message says what.
         """
-        self.pool.check_integrity(request.block_table for request in self.requests())
-        for request in self.waiting.values():
-            if request.block_table or request.num_computed:
-                raise AssertionError(f"{request.request_id} waits, but holds blocks")
-        for request in self.running.values():
-            need = blocks_for(request.num_computed, self.pool.block_size)
-            if len(request.block_table) != need:
+        self.pool.check_integrity(request.block_table for request in self.requests.values())
+        if len(self.waiting) + len(self.running) != len(self.requests):
+            raise AssertionError("a live request is in no queue, or an ended one is in one")
+        for request_id, request in self.requests.items():
+            if (request_id in self.running) == (request_id in self.waiting):
+                raise AssertionError(f"{request_id} is in both queues or in none")
+            if request_id in self.waiting and (request.block_table or request.num_computed):
+                raise AssertionError(f"{request_id} waits, but holds blocks")
+            self._check_table(request)
+
+    def _check_table(self, request: Request) -> None:
+        size, request_id = self.pool.block_size, request.request_id
+        need = blocks_for(request.num_computed, size)
+        if len(request.block_table) != need:
+            raise AssertionError(
+                f"{request_id} holds {len(request.block_table)} blocks for "
+                f"{request.num_computed} tokens"
+            )
+        for index, block_id in enumerate(request.block_table[: request.num_cached_blocks]):
+            entry = self.pool.cache.entry(block_id)
+            token_ids = tuple(request.token_ids[index * size : (index + 1) * size])
+            if entry is None or entry.token_ids != token_ids:
                 raise AssertionError(
-                    f"{request.request_id} holds {len(request.block_table)} blocks for "
-                    f"{request.num_computed} tokens"
+                    f"block {block_id} of {request_id} is not cached with its tokens"
                 )
 
-    # -- planning --------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------
 
-    def _running_in_turn(self) -> list[Request]:
-        """Decodes, then prefills, each in order of admission.
+    def _level(self, request: Request) -> int:
+        return POLICIES[self.knobs.scheduling_policy].level(request.params.priority)
 
-        When there are more decodes than budget, those served longest ago come first, so that
-        they take turns.
-        """
-        decodes = [request for request in self.running.values() if request.decoding]
-        if len(decodes) > self.token_budget:
-            decodes.sort(key=lambda request: request.last_scheduled)
-        return decodes + [r for r in self.running.values() if not r.decoding]
-
-    def _schedule_running(self, draft: _Draft, request: Request) -> None:
-        """Give a running request its next tokens, or say why not."""
-        if draft.budget == 0:
-            draft.decisions[request.request_id] = self._budget_spent(request)
-            return
-        wanted = min(request.num_left, draft.budget)
-        room = self._room(draft, request)
-        while room == 0 and draft.queue[-1] is not request:
-            self._preempt(draft, draft.queue[-1], request)
-            room = self._room(draft, request)
-        if room == 0:
-            draft.decisions[request.request_id] = Decision(
-                request.request_id, Action.WAIT, Reason.NO_FREE_BLOCKS,
-                left=request.num_left, need=1, have=0,
-            )  # fmt: skip
-            return
-        self._schedule(draft, request, min(wanted, room))
-
-    def _admit(self, draft: _Draft, now: float) -> Decision | None:
-        """Admit waiting requests in order; the decision of all those not named one by one."""
-        running = len(draft.queue)
-        for position, request in enumerate(self.waiting.values()):
-            obstacle = self._obstacle(draft, request, running)
-            if obstacle is not None:
-                draft.decisions[request.request_id] = obstacle
-                if position + 1 == len(self.waiting):
-                    return None
-                return Decision("", Action.WAIT, Reason.BEHIND, other=request.request_id)
-            draft.events.append(Admitted(request.request_id, now))
-            self._schedule(draft, request, min(request.num_left, draft.budget))
-            running += 1
+    def _finish_reason(self, request: Request, token_id: int, stopped: bool) -> FinishReason | None:
+        """Why the request ends with its newest token; None = it goes on."""
+        params, made = request.params, request.num_output_tokens
+        if stopped:
+            return FinishReason.STOP
+        if made > params.min_tokens:
+            if token_id in self.eos_token_ids and not params.ignore_eos:
+                return FinishReason.STOP
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP
+        if made >= params.max_tokens or request.num_tokens >= self.max_model_len:
+            return FinishReason.LENGTH
         return None
-
-    def _obstacle(self, draft: _Draft, request: Request, running: int) -> Decision | None:
-        """Why the head of the queue cannot be admitted now; None = it can."""
-        request_id, left = request.request_id, request.num_left
-        if draft.preempted_for:
-            return Decision(
-                request_id, Action.WAIT, Reason.HELD_BY_PREEMPTION,
-                left=left, other=draft.preempted_for,
-            )  # fmt: skip
-        if draft.budget == 0:
-            return self._budget_spent(request)
-        if running >= self.max_num_seqs:
-            return Decision(
-                request_id, Action.WAIT, Reason.MAX_NUM_SEQS,
-                left=left, have=running, limit=self.max_num_seqs,
-            )  # fmt: skip
-        need = blocks_for(min(left, draft.budget), self.pool.block_size)
-        if need > draft.pool.available:
-            return Decision(
-                request_id, Action.WAIT, Reason.NO_FREE_BLOCKS,
-                left=left, need=need, have=draft.pool.available,
-            )  # fmt: skip
-        return None
-
-    def _budget_spent(self, request: Request) -> Decision:
-        return Decision(
-            request.request_id, Action.WAIT, Reason.BUDGET_SPENT,
-            left=request.num_left, have=0, limit=self.token_budget,
-        )  # fmt: skip
-
-    def _room(self, draft: _Draft, request: Request) -> int:
-        """Tokens that the request's blocks and the free ones could take."""
-        blocks = len(request.block_table) + draft.pool.available
-        return blocks * self.pool.block_size - request.num_computed
-
-    def _schedule(self, draft: _Draft, request: Request, tokens: int) -> None:
-        request_id, start = request.request_id, request.num_computed
-        need = blocks_for(start + tokens, self.pool.block_size) - len(request.block_table)
-        if need > 0:
-            blocks = draft.pool.take(need)
-            draft.new_blocks[request_id] = blocks
-            draft.events.append(BlocksAllocated(request_id, blocks))
-        # A waiting request starts a prefill of all it knows, however little that is.
-        decodes = request.status is RequestStatus.RUNNING and request.decoding
-        kind, action = (
-            (SegmentKind.DECODE, Action.DECODE)
-            if decodes
-            else (SegmentKind.PREFILL, Action.PREFILL)
-        )
-        segment = Segment(request_id, kind, start, tokens, start, tokens == request.num_left)
-        draft.scheduled[request_id] = (segment, draft.table(request))
-        draft.decisions[request_id] = Decision(
-            request_id, action, Reason.SCHEDULED, tokens=tokens, left=request.num_left
-        )
-        draft.budget -= tokens
-
-    def _preempt(self, draft: _Draft, victim: Request, by: Request) -> None:
-        """Take the victim's blocks, and its tokens of this step if it had any."""
-        request_id = victim.request_id
-        segment, table = draft.scheduled.pop(request_id, (None, draft.table(victim)))
-        if segment is not None:
-            draft.budget += segment.length
-        freed = table[::-1]
-        draft.pool.release(freed)
-        draft.queue.remove(victim)
-        draft.preempted_for = by.request_id
-        if freed:
-            draft.events.append(BlocksFreed(request_id, freed))
-        draft.events.append(Preempted(request_id, by.request_id, victim.num_computed))
-        draft.decisions[request_id] = Decision(
-            request_id, Action.PREEMPT, Reason.PREEMPTED,
-            left=victim.num_computed, other=by.request_id,
-        )  # fmt: skip
-
-    def _token_ids(self, segments: Iterator[Segment]) -> list[int]:
-        token_ids: list[int] = []
-        for segment in segments:
-            request = self.live(segment.request_id)
-            assert request is not None
-            token_ids += request.token_ids[segment.start : segment.start + segment.length]
-        return token_ids
-
-    # -- applying --------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
         """One planned change, for real."""
         match event:
-            case Admitted(request_id=request_id):
-                request = self.waiting.pop(request_id)
-                request.status = RequestStatus.RUNNING
-                request.prefill_end = request.num_tokens
-                self.running[request_id] = request
             case BlocksAllocated(request_id=request_id, block_ids=block_ids):
                 self.pool.take(block_ids)
                 self.running[request_id].block_table += block_ids
+            case Admitted(request_id=request_id):
+                self._start(event)
+            case PrefixHit(request_id=request_id):
+                self._share(self.running[request_id], event.block_ids, event.tokens)
+                if event.resumed:
+                    self.stats.resumed += event.tokens
+                else:
+                    self.stats.hit += event.tokens
+                self.running[request_id].num_cached_blocks = len(event.block_ids)
+            case Forked(request_id=request_id, parent=parent):
+                request = self.running[request_id]
+                self._share(request, event.block_ids, event.tokens)
+                if self.running[parent].cache_epoch == request.cache_epoch:
+                    known = self.running[parent].num_cached_blocks
+                    request.num_cached_blocks = min(known, len(event.block_ids))
+                else:
+                    request.cache_epoch = -1
+            case BlocksEvicted(block_ids=block_ids):
+                self.pool.uncache(block_ids)
+                self.stats.evictions += len(block_ids)
             case BlocksFreed(request_id=request_id, block_ids=block_ids):
                 self.pool.release(block_ids)
                 self.running[request_id].block_table = []
             case Preempted(request_id=request_id):
-                request = self.running.pop(request_id)
-                request.status = RequestStatus.PREEMPTED
-                request.num_computed = 0
-                self.waiting[request_id] = request
-                self.waiting.move_to_end(request_id, last=False)
+                self._requeue(self.running.pop(request_id))
+            case BlockCopied():
+                pass  # The executor did it.
             case _:
                 raise AssertionError(f"a plan cannot hold {event}")
 
+    def _start(self, event: Admitted) -> None:
+        """Move a request from the queue to the running ones."""
+        request = self.requests[event.request_id]
+        self.waiting.remove(event.request_id)
+        self.running[event.request_id] = request
+        request.status = RequestStatus.RUNNING
+        request.prefill_end = request.num_tokens
+        request.num_chunks = 0
+        request.cache_epoch = self.pool.cache.epoch
+        self.stats.queried += event.queried
+        for request_id in event.passed:
+            self.requests[request_id].passed += 1
+
+    def _share(self, request: Request, block_ids: list[int], tokens: int) -> None:
+        self.pool.share(block_ids)
+        request.block_table = list(block_ids)
+        request.num_computed = tokens
+
+    def _requeue(self, request: Request) -> None:
+        """Back to the head of the queue, with nothing computed."""
+        request.status = RequestStatus.PREEMPTED
+        request.high_water = max(request.high_water, request.num_computed)
+        request.num_computed = 0
+        request.num_cached_blocks = 0
+        self.waiting.prepend(request.request_id, self._level(request))
+
+    def _cache_blocks(self, request: Request) -> list[Event]:
+        """Make the full blocks of a request known to the prefix cache.
+
+        A duplicate is given up for the block that is known already: it costs nothing here, where
+        tables are lists, and keeps the cache a tree in which whoever holds a block holds all
+        before it.
+        """
+        table, first = request.block_table, request.num_cached_blocks
+        cached: list[int] = []
+        merged: list[Event] = []
+        for index in range(first, request.num_computed // self.pool.block_size):
+            kept = self.pool.cache.insert(request, index)
+            if kept is None:
+                request.cache_epoch = -1  # Nothing behind it can be found by this chain.
+                break
+            request.num_cached_blocks += 1
+            own = table[index]
+            if kept == own:
+                cached.append(own)
+                continue
+            table[index] = kept
+            self.pool.share([kept])
+            self.pool.release([own])
+            self.stats.merged += 1
+            merged.append(BlockMerged(request.request_id, index, own, kept))
+        # Duplicates come first: what follows a new block is new.
+        if cached:
+            start = request.num_cached_blocks - len(cached)
+            merged.append(BlocksCached(request.request_id, start, cached))
+        return merged
+
+    def _leave_forgotten_blocks(self) -> None:
+        """Running requests that hold blocks which the cache forgot do not join it any more."""
+        for request in self.running.values():
+            known = request.num_cached_blocks
+            while known and request.block_table[known - 1] not in self.pool.cache:
+                known -= 1
+            if known < request.num_cached_blocks:
+                request.num_cached_blocks = known
+                request.cache_epoch = -1
+
     def _end(self, request: Request) -> list[Event]:
         """Remove an ended request and free what it held."""
-        queue = self.running if request.status is RequestStatus.RUNNING else self.waiting
-        del queue[request.request_id]
+        request_id = request.request_id
+        if request.status is RequestStatus.RUNNING:
+            del self.running[request_id]
+        else:
+            self.waiting.remove(request_id)
+        del self.requests[request_id]
         request.status = RequestStatus.FINISHED
         self.num_finished += 1
         if not request.block_table:
@@ -398,4 +470,10 @@ class Scheduler:
         freed = request.block_table[::-1]
         self.pool.release(freed)
         request.block_table = []
-        return [BlocksFreed(request.request_id, freed)]
+        return [BlocksFreed(request_id, freed)]
+
+    def __iter__(self) -> Iterator[Request]:
+        """Live requests: running ones in order of admission, then the queue."""
+        yield from self.running.values()
+        for request_id in self.waiting:
+            yield self.requests[request_id]

@@ -1,6 +1,6 @@
 """Trace files: the records of a run on disk, readable up to any damage.
 
-Layout: the line `cbviz-trace 1`, then frames of `[length u32][crc32 u32][msgpack]`, little-endian.
+Layout: the line `cbviz-trace 2`, then frames of `[length u32][crc32 u32][msgpack]`, little-endian.
 The first frame is a `RunHeader` (with `SCHEMA` beside it, for readers outside Python), each next
 one a `StepRecord`, the last one an end mark. A frame is handed to the operating system as soon as
 its step has ended, so that a killed process loses at most the frame it was writing.
@@ -20,7 +20,7 @@ import msgspec
 from engine.errors import InvalidInput
 from engine.record import SCHEMA, RunHeader, StepRecord
 
-MAGIC = b"cbviz-trace 1\n"
+MAGIC = b"cbviz-trace 2\n"
 MAX_FRAME = 256 * 1024 * 1024
 _HEAD = struct.Struct("<II")
 

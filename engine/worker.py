@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -29,10 +30,11 @@ from engine.protocol import (
     Pause,
     Pending,
     Ready,
+    ResetPrefixCache,
     Run,
     RunState,
+    SetKnob,
     SetSpeed,
-    SetTokenBudget,
     Shutdown,
     Stage,
     Step,
@@ -195,15 +197,23 @@ class Worker:
                 self.steps_per_s = max(0.0, steps_per_s)
                 self._next_due = 0.0
                 self._report_state()
-            case SetTokenBudget(value=value):
-                try:
-                    self.engine.set_token_budget(value)
-                except InvalidInput as error:
-                    self._say(str(error), "error")
+            case SetKnob(name=name, value=value):
+                self._try(lambda: self.engine.set_knob(name, value))
+            case ResetPrefixCache(force=force):
+                self._try(lambda: self.engine.reset_prefix_cache(force=force))
             case Shutdown():
                 self._open = False
             case Load():
                 self._say("a model is loaded already", "error")
+
+    def _try(self, change: Callable[[], object]) -> None:
+        """Change something, or say why that cannot be."""
+        try:
+            change()
+        except RequestRefused as refusal:
+            self._say(f"refused: {refusal}", "error")
+        except InvalidInput as error:
+            self._say(str(error), "error")
 
     def _add(self, command: Add) -> None:
         """Queue a request now, or keep it for its step."""
@@ -211,12 +221,9 @@ class Worker:
             self._later.append(command)
             self._later = deque(sorted(self._later, key=lambda add: add.at_step))
             return
-        try:
-            self.engine.add_request(command.prompt, command.params, command.request_id)
-        except RequestRefused as refusal:
-            self._say(f"refused: {refusal}", "error")
-        except InvalidInput as error:
-            self._say(str(error), "error")
+        self._try(
+            lambda: self.engine.add_request(command.prompt, command.params, command.request_id)
+        )
 
     def _advance(self) -> None:
         """One step, with the requests that are due before it."""

@@ -15,18 +15,28 @@ from typing import Any
 import msgspec
 
 from engine.free_queue import FreeQueue
+from engine.knobs import Knobs
+from engine.policies import POLICIES
 from engine.record import (
     Added,
     Admitted,
+    BlockCopied,
+    BlockMerged,
     BlocksAllocated,
+    BlocksCached,
+    BlocksEvicted,
     BlocksFreed,
+    BlocksUncached,
+    CacheReset,
     Cancelled,
     Decision,
     Event,
     Failed,
     Finished,
+    Forked,
     KnobChanged,
     Preempted,
+    PrefixHit,
     Refused,
     RunHeader,
     Sample,
@@ -35,6 +45,7 @@ from engine.record import (
     StepRecord,
 )
 from engine.request import FinishReason, RequestStatus, SamplingParams
+from engine.waiting_queue import WaitingQueue
 
 MAX_POSITION = 2**40
 KEPT_FINISHED = 1000
@@ -64,6 +75,9 @@ class RequestView:
         "finished_at",
         "first_token_at",
         "first_token_busy",
+        "fork_of",
+        "high_water",
+        "hit_tokens",
         "last_token_at",
         "last_token_busy",
         "num_computed",
@@ -89,6 +103,8 @@ class RequestView:
         """How many requests were added before it: picks its tint and letter."""
         self.prompt = event.prompt
         self.params: SamplingParams = event.params
+        self.fork_of = event.fork_of
+        """The request whose prompt it shares, or empty."""
         self.status = RequestStatus.WAITING
         self.num_prompt_tokens = len(event.token_ids)
         self.num_tokens = len(event.token_ids)
@@ -108,7 +124,12 @@ class RequestView:
         self.finish_reason: FinishReason | None = None
         self.error = ""
         self.preemptions = 0
+        self.high_water = 0
+        """Tokens that were computed before it was last preempted."""
         self.recomputed = 0
+        """Tokens that were computed a second time, after a preemption."""
+        self.hit_tokens = 0
+        """Tokens of the prompt that the prefix cache had."""
         self.prefill_chunks = 0
         self.decode_steps = 0
 
@@ -177,20 +198,34 @@ class World:
     def __init__(self, header: RunHeader) -> None:
         self.header = header
         self.step = -1
-        self.token_budget = header.token_budget
-        self.max_num_seqs = header.max_num_seqs
+        self.knobs: Knobs = header.knobs
         self.requests: dict[str, RequestView] = {}
-        self.waiting: list[str] = []
+        self.waiting = WaitingQueue()
         self.running: list[str] = []
         self.num_added = 0
         self.num_finished = 0
         self.num_refused = 0
         self.num_preemptions = 0
+        self.cache_queried_tokens = 0
+        """Tokens of prompts looked up in the prefix cache, at their first admission."""
+        self.cache_hit_tokens = 0
+        """Of these, tokens that it had."""
+        self.resumed_tokens = 0
+        """Tokens that preempted requests found still cached."""
+        self.recomputed_tokens = 0
+        """Tokens computed a second time, after a preemption."""
+        self.evictions = 0
+        """Cached blocks that were taken for something else."""
+        self.merged_blocks = 0
+        """Duplicates given up for a block with the same tokens."""
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.busy_s = 0.0
         """Seconds that the engine has computed, all steps together."""
         self.free = FreeQueue(header.num_blocks)
+        self.evictable = FreeQueue(header.num_blocks, empty=True)
+        self.cached: dict[int, tuple[str, int]] = {}
+        """Blocks that the prefix cache knows: the request that filled each, and its index there."""
         self.ref_counts = array("i", bytes(4 * header.num_blocks))
         self.last: StepRecord | None = None
         self._finished_order: list[str] = []
@@ -203,9 +238,11 @@ class World:
         twin = object.__new__(World)
         twin.__dict__.update(self.__dict__)
         twin.requests = dict(self.requests)
-        twin.waiting = list(self.waiting)
+        twin.waiting = self.waiting.copy()
         twin.running = list(self.running)
         twin.free = self.free.copy()
+        twin.evictable = self.evictable.copy()
+        twin.cached = dict(self.cached)
         twin.ref_counts = array("i", self.ref_counts)
         twin._finished_order = list(self._finished_order)
         for world in (self, twin):
@@ -255,7 +292,7 @@ class World:
     @property
     def blocks_held(self) -> int:
         """Blocks in at least one block table."""
-        return self.header.num_blocks - len(self.free)
+        return self.header.num_blocks - len(self.free) - len(self.evictable)
 
     def owners(self) -> dict[int, list[tuple[str, int]]]:
         """Held blocks: `block_id -> [(request_id, tokens of it in this block)]`."""
@@ -281,7 +318,10 @@ class World:
         view = self._own(segment.request_id)
         if segment.start + segment.length > view.num_tokens:
             raise ValueError(f"a segment goes beyond the tokens of {segment.request_id!r}")
-        view.num_computed = segment.start + segment.length
+        end = view.num_computed = segment.start + segment.length
+        again = max(0, min(end, view.high_water) - segment.start)
+        view.recomputed += again
+        self.recomputed_tokens += again
         if segment.kind is SegmentKind.DECODE:
             view.decode_steps += 1
             self.decode_tokens += segment.length
@@ -308,7 +348,7 @@ class World:
         self.requests[event.request_id] = RequestView(
             self._epoch, self.num_added, self.step + 1, self.busy_s, event
         )
-        self.waiting.append(event.request_id)
+        self.waiting.append(event.request_id, self._level(event.params))
         self.num_added += 1
 
     def _on_refused(self, event: Refused) -> None:
@@ -321,6 +361,28 @@ class World:
             view.admitted_at = event.at
         self.waiting.remove(event.request_id)
         self.running.append(event.request_id)
+        self.cache_queried_tokens += event.queried
+
+    def _on_prefix_hit(self, event: PrefixHit) -> None:
+        self._share(event.request_id, event.block_ids, event.tokens)
+        if event.resumed:
+            self.resumed_tokens += event.tokens
+        else:
+            self.cache_hit_tokens += event.tokens
+            self._own(event.request_id).hit_tokens = event.tokens
+
+    def _on_forked(self, event: Forked) -> None:
+        self._share(event.request_id, event.block_ids, event.tokens)
+
+    def _share(self, request_id: str, block_ids: list[int], tokens: int) -> None:
+        """An admitted request begins with blocks that hold `tokens` of it already."""
+        view = self._own(request_id)
+        if not 0 <= tokens <= view.num_tokens or view.block_table:
+            raise ValueError(f"{request_id!r} cannot begin with {tokens} tokens")
+        for block_id in block_ids:
+            self._hold(block_id)
+        view.block_table = list(block_ids)
+        view.num_computed = tokens
 
     def _on_allocated(self, event: BlocksAllocated) -> None:
         for block_id in event.block_ids:
@@ -331,21 +393,71 @@ class World:
 
     def _on_freed(self, event: BlocksFreed) -> None:
         for block_id in event.block_ids:
-            self._check_block(block_id)
-            self.ref_counts[block_id] -= 1
-            if self.ref_counts[block_id] == 0:
-                self.free.append(block_id)
+            self._let_go(block_id)
         view = self._own(event.request_id)
         view.block_table = []
+
+    def _on_cached(self, event: BlocksCached) -> None:
+        for offset, block_id in enumerate(event.block_ids):
+            self._check_block(block_id)
+            self.cached[block_id] = (event.request_id, event.first + offset)
+
+    def _on_merged(self, event: BlockMerged) -> None:
+        view = self._own(event.request_id)
+        if not 0 <= event.index < len(view.block_table):
+            raise ValueError(f"{event.request_id!r} has no block {event.index}")
+        self._hold(event.kept)
+        self._let_go(event.freed)
+        view.block_table[event.index] = event.kept
+        self.merged_blocks += 1
+
+    def _on_evicted(self, event: BlocksEvicted) -> None:
+        self._uncache(event.block_ids)
+        self.evictions += len(event.block_ids)
+
+    def _on_uncached(self, event: BlocksUncached) -> None:
+        self._uncache(event.block_ids)
+
+    def _on_reset(self, event: CacheReset) -> None:
+        self.cached.clear()
+        for block_id in list(self.evictable):
+            self.evictable.remove(block_id)
+            self.free.append(block_id)
+
+    def _on_copied(self, event: BlockCopied) -> None:
+        self._check_block(event.source)
+        self._check_block(event.target)
+
+    def _hold(self, block_id: int) -> None:
+        """One more table has a block that is cached or held."""
+        self._check_block(block_id)
+        if self.ref_counts[block_id] == 0:
+            self.evictable.remove(block_id)
+        self.ref_counts[block_id] += 1
+
+    def _let_go(self, block_id: int) -> None:
+        """One table less has a block."""
+        self._check_block(block_id)
+        self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] == 0:
+            (self.evictable if block_id in self.cached else self.free).append(block_id)
+
+    def _uncache(self, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            self._check_block(block_id)
+            self.cached.pop(block_id, None)
+            if block_id in self.evictable:
+                self.evictable.remove(block_id)
+                self.free.append(block_id)
 
     def _on_preempted(self, event: Preempted) -> None:
         view = self._own(event.request_id)
         view.status = RequestStatus.PREEMPTED
+        view.high_water = max(view.high_water, view.num_computed)
         view.num_computed = 0
         view.preemptions += 1
-        view.recomputed += event.recompute
         self.running.remove(event.request_id)
-        self.waiting.insert(0, event.request_id)
+        self.waiting.prepend(event.request_id, self._level(view.params))
         self.num_preemptions += 1
 
     def _on_finished(self, event: Finished) -> None:
@@ -360,14 +472,21 @@ class World:
             self._own(event.request_id).error = event.message
 
     def _on_knob(self, event: KnobChanged) -> None:
-        if event.name == "token_budget":
-            self.token_budget = event.new
-        elif event.name == "max_num_seqs":
-            self.max_num_seqs = event.new
+        self.knobs = self.knobs.changed(event.name, event.new)
+        if event.name == "scheduling_policy":
+            waiting = [self.requests[request_id] for request_id in self.waiting]
+            waiting.sort(key=lambda view: view.ordinal)
+            self.waiting.refill((view.request_id, self._level(view.params)) for view in waiting)
+
+    def _level(self, params: SamplingParams) -> int:
+        """Which level of the queue a request waits in, under the present policy."""
+        return POLICIES[self.knobs.scheduling_policy].level(params.priority)
 
     def _end(self, request_id: str, reason: FinishReason, at: float) -> None:
         view = self._own(request_id)
-        queue = self.running if view.status is RequestStatus.RUNNING else self.waiting
+        queue: list[str] | WaitingQueue = self.waiting
+        if view.status is RequestStatus.RUNNING:
+            queue = self.running
         queue.remove(request_id)
         view.status = RequestStatus.FINISHED
         view.finish_reason = reason
@@ -406,8 +525,16 @@ _HANDLERS: dict[type, Callable[[World, Any], None]] = {
     Added: World._on_added,
     Refused: World._on_refused,
     Admitted: World._on_admitted,
+    PrefixHit: World._on_prefix_hit,
+    Forked: World._on_forked,
     BlocksAllocated: World._on_allocated,
     BlocksFreed: World._on_freed,
+    BlocksCached: World._on_cached,
+    BlockMerged: World._on_merged,
+    BlocksEvicted: World._on_evicted,
+    BlocksUncached: World._on_uncached,
+    CacheReset: World._on_reset,
+    BlockCopied: World._on_copied,
     Preempted: World._on_preempted,
     Finished: World._on_finished,
     Cancelled: World._on_cancelled,

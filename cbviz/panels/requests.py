@@ -231,7 +231,7 @@ def title(frame: Frame | None) -> str:
         return "Requests"
     world = frame.world
     parts = [
-        f"{len(world.running)} of {world.max_num_seqs} running",
+        f"{len(world.running)} of {world.knobs.max_num_seqs} running",
         f"{len(world.waiting)} waiting",
     ]
     parts.append(f"{world.num_finished} finished")

@@ -17,8 +17,8 @@ from engine.protocol import (
     Ready,
     Run,
     RunState,
+    SetKnob,
     SetSpeed,
-    SetTokenBudget,
     Step,
     Stepped,
 )
@@ -66,7 +66,7 @@ class FakeSource:
                 self._set_running(False)
             case SetSpeed():
                 self._set_running(self.running)
-            case SetTokenBudget(value=value):
+            case SetKnob(name="token_budget", value=int(value)):
                 self.set_budget(value)
 
     def close(self) -> None:
@@ -104,8 +104,10 @@ class FakeSource:
 
     def set_budget(self, value: int) -> None:
         """A token budget for the next step."""
-        old = self.engine.header.token_budget
-        self.engine.header = msgspec.structs.replace(self.engine.header, token_budget=value)
+        old = self.engine.header.knobs.token_budget
+        self.engine.header = msgspec.structs.replace(
+            self.engine.header, knobs=self.engine.header.knobs.changed("token_budget", value)
+        )
         self.engine._events.append(KnobChanged("token_budget", old, value))
         self._tell_pending()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.knobs import Knobs
 from engine.record import (
     Action,
     Added,
@@ -43,9 +44,9 @@ def header(
     )  # fmt: skip
     return RunHeader(
         version="0", started="2026-01-01T00:00:00Z", model=model, device="cpu", device_name="cpu",
-        dtype="float32", attention="dense", policy="continuous", token_budget=budget,
-        max_num_seqs=max_num_seqs, max_model_len=4096, block_size=block_size,
-        num_blocks=num_blocks, seed=0,
+        dtype="float32", attention="dense", policy="continuous",
+        knobs=Knobs(token_budget=budget, max_num_seqs=max_num_seqs), max_model_len=4096,
+        block_size=block_size, num_blocks=num_blocks, seed=0,
     )  # fmt: skip
 
 
@@ -64,6 +65,7 @@ class Job:
     known: int = 0
     prefill_end: int = 0
     computed: int = 0
+    chunks: int = 0
     table: list[int] = field(default_factory=list)
 
 
@@ -91,11 +93,11 @@ class FakeEngine:
         """Run one step, and fold its record into `world`."""
         segments: list[Segment] = []
         decisions: list[Decision] = []
-        left = self.header.token_budget
+        left = self.header.knobs.token_budget
         for job in sorted(self.running, key=lambda job: job.computed < job.prefill_end):
             if job in self.running and left:
                 left -= self._schedule(job, left, segments, decisions)
-        while self.waiting and left and len(self.running) < self.header.max_num_seqs:
+        while self.waiting and left and len(self.running) < self.header.knobs.max_num_seqs:
             job = self.waiting[0]
             take = min(left, job.known)
             if self._blocks_for(take) > len(self._free):
@@ -130,17 +132,20 @@ class FakeEngine:
         )
         samples = job.computed + take == job.known
         segments.append(Segment(job.request_id, kind, job.computed, take, job.computed, samples))
+        job.chunks += not decode
+        reason = Reason.SCHEDULED if samples else Reason.BUDGET_SPENT
         decisions.append(
             Decision(
-                job.request_id, action, Reason.SCHEDULED, tokens=take, left=job.known - job.computed
+                job.request_id, action, reason, tokens=take, left=job.known - job.computed,
+                limit=self.header.knobs.token_budget, chunk=0 if decode else job.chunks,
             )
-        )
+        )  # fmt: skip
         return take
 
     def _preempt(self, victim: Job, by: str) -> None:
         self._release(victim)
         self._events.append(Preempted(victim.request_id, by, victim.computed))
-        victim.computed = 0
+        victim.computed = victim.chunks = 0
         self.running.remove(victim)
         self.waiting.insert(0, victim)
 
@@ -176,12 +181,14 @@ class FakeEngine:
         record = StepRecord(
             step=self.world.step + 1, started_at=0.1 * (self.world.step + 1),
             phases=Phases(0.001, 0.003, 0.07, 0.002, 0.001), policy="continuous",
-            token_budget=self.header.token_budget, max_num_seqs=self.header.max_num_seqs,
+            token_budget=self.header.knobs.token_budget,
+            max_num_seqs=self.header.knobs.max_num_seqs,
             segments=segments, token_ids=[0] * count, decisions=decisions, rest=None,
             events=self._events, sampled=sampled, num_running=len(self.running),
             num_waiting=len(self.waiting), num_finished=self.finished,
-            blocks_free=len(self._free),
+            blocks_free=len(self._free), blocks_evictable=0,
             blocks_held=self.header.num_blocks - len(self._free),
+            blocks_used=self.header.num_blocks - len(self._free),
         )  # fmt: skip
         self._events = []
         self.world.apply(record)

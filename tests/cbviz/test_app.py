@@ -14,7 +14,7 @@ from cbviz.app import CbvizApp
 from cbviz.palette import Palette
 from cbviz.panels.status import StatusLine
 from cbviz.session import Phase
-from engine.protocol import Add, Cancel, Pause, Run, SetSpeed, SetTokenBudget, Stage, Step
+from engine.protocol import Add, Cancel, Pause, Run, SetKnob, SetSpeed, Stage, Step
 from engine.world import World
 from tests.cbviz.fake_source import FakeSource, ReplayFake
 from tests.cbviz.synthetic import story
@@ -160,18 +160,18 @@ async def test_the_budget_keys_ask_for_the_next_step_s_budget() -> None:
     app = make(source)
     async with running(app) as pilot:
         await pilot.press("left_square_bracket", "left_square_bracket")
-        assert source.sent_of(SetTokenBudget) == [SetTokenBudget(25), SetTokenBudget(20)]
+        assert source.sent_of(SetKnob) == [SetKnob("token_budget", 25), SetKnob("token_budget", 20)]
         await settle(app, pilot)
         assert "m = 20" in text_of(app.query_one(StatusLine))
         await pilot.press("right_square_bracket")
-        assert source.sent_of(SetTokenBudget)[-1] == SetTokenBudget(25)
+        assert source.sent_of(SetKnob)[-1] == SetKnob("token_budget", 25)
         source.add("word " * 60)
         await pilot.press("n")
         await settle(app, pilot)
         assert source.records[-1].num_tokens == 25
         for _ in range(20):
             await pilot.press("left_square_bracket")
-        assert source.sent_of(SetTokenBudget)[-1] == SetTokenBudget(1)
+        assert source.sent_of(SetKnob)[-1] == SetKnob("token_budget", 1)
 
 
 async def test_a_burst_of_budget_keys_adds_up_though_the_engine_is_silent() -> None:
@@ -180,8 +180,8 @@ async def test_a_burst_of_budget_keys_adds_up_though_the_engine_is_silent() -> N
     async with running(app) as pilot:
         source.set_budget = lambda value: None  # type: ignore[method-assign]
         await pilot.press(*["left_square_bracket"] * 3)
-        assert source.sent_of(SetTokenBudget) == [
-            SetTokenBudget(80), SetTokenBudget(64), SetTokenBudget(51),
+        assert source.sent_of(SetKnob) == [
+            SetKnob("token_budget", 80), SetKnob("token_budget", 64), SetKnob("token_budget", 51),
         ]  # fmt: skip
 
 

@@ -12,7 +12,21 @@ import pytest
 from cbviz.app import CbvizApp
 from cbviz.palette import Palette
 from cbviz.sources.replay import ReplaySource
-from engine.record import Added, BlocksAllocated, Phases, RunHeader, StepRecord
+from engine.record import (
+    Added,
+    BlockCopied,
+    BlockMerged,
+    BlocksAllocated,
+    BlocksCached,
+    BlocksEvicted,
+    BlocksUncached,
+    Forked,
+    KnobChanged,
+    Phases,
+    PrefixHit,
+    RunHeader,
+    StepRecord,
+)
 from engine.trace import TraceHeader, TraceWriter
 from tests.cbviz.synthetic import story
 from tests.cbviz.test_app import running, screen_text, settle
@@ -66,6 +80,10 @@ def with_event(kind: type, **changes: Any) -> Change:
     return change
 
 
+def with_more(event: Any) -> Change:
+    return lambda record: msgspec.structs.replace(record, events=[*record.events, event])
+
+
 def with_field(**changes: Any) -> Change:
     return lambda record: msgspec.structs.replace(record, **changes)
 
@@ -87,6 +105,16 @@ def with_field(**changes: Any) -> Change:
         (0, with_event(BlocksAllocated, block_ids=[-1])),
         (0, with_event(BlocksAllocated, block_ids=[10**9])),
         (0, with_event(BlocksAllocated, request_id="nobody")),
+        (1, with_more(PrefixHit("a", [10**9], 16))),
+        (1, with_more(PrefixHit("nobody", [0], 16))),
+        (1, with_more(Forked("a", "b", [0], 16))),
+        (1, with_more(BlocksCached("a", 0, [-1]))),
+        (1, with_more(BlockMerged("a", 10**9, 0, 1))),
+        (1, with_more(BlocksEvicted("a", [10**9]))),
+        (1, with_more(BlocksUncached([-1]))),
+        (1, with_more(BlockCopied("a", 0, 10**9))),
+        (1, with_more(KnobChanged("no such knob", 1, 2))),
+        (1, with_more(KnobChanged("token_budget", 1, "many"))),
     ],
 )
 async def test_a_step_that_cannot_be_ends_the_history_before_it(tmp_path, step, change):
@@ -110,7 +138,9 @@ async def test_tiny_times_are_drawn(tmp_path):
     "changes",
     [
         {"num_blocks": 0}, {"num_blocks": -1}, {"num_blocks": 2**40}, {"block_size": 0},
-        {"token_budget": 0}, {"max_num_seqs": -5},
+        {"knobs": {"token_budget": 0, "max_num_seqs": 1}},
+        {"knobs": {"token_budget": 1, "max_num_seqs": -5}},
+        {"knobs": {"token_budget": 1, "max_num_seqs": 1, "scheduling_policy": "lottery"}},
     ],
 )  # fmt: skip
 async def test_a_header_that_cannot_be_is_refused(tmp_path, changes):
@@ -132,7 +162,7 @@ async def test_a_header_that_cannot_be_is_refused(tmp_path, changes):
 async def test_no_string_of_a_trace_reaches_the_terminal_raw(tmp_path):
     """Every string field of the header and of the records holds escapes."""
     engine = story(11)
-    header = _poisoned(engine.header, keep=("attention",))
+    header = _poisoned(engine.header, keep=("attention", "knobs"))
     records = [_poisoned(record, keep=()) for record in engine.records]
     text, _said = await opened(write(tmp_path / f"evil{EVIL[1:5]}.trace", header, records), 11)
     assert [char for char in text if not char.isprintable() and char != "\n"] == []

@@ -79,7 +79,7 @@ async def test_a_line_says_state_progress_and_why() -> None:
         assert f"{view.num_output_tokens}/{view.params.max_tokens}" in decoding
         chunked = next(line for line in lines if "prefill" in line)
         assert f"{engine.world.requests['d'].num_computed}/75" in chunked
-        assert "prefill chunk:" in chunked
+        assert "prefill chunk 2:" in chunked
 
 
 async def test_a_waiting_request_is_behind_a_letter() -> None:

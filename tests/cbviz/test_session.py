@@ -44,7 +44,7 @@ def state(world: World) -> dict[str, object]:
     return {
         "step": world.step,
         "queues": (list(world.running), list(world.waiting)),
-        "knobs": (world.token_budget, world.max_num_seqs),
+        "knobs": (world.knobs.token_budget, world.knobs.max_num_seqs),
         "free": list(world.free),
         "owners": world.owners(),
         "counts": (world.num_added, world.num_finished, world.num_preemptions),
@@ -175,13 +175,13 @@ def test_pending_events_show_in_the_live_frame_alone() -> None:
     session.ingest(Pending([*engine._events, KnobChanged("token_budget", 32, 20)]))
     frame = session.frame()
     assert frame is not None
-    assert frame.world.waiting == ["late"]
-    assert frame.world.token_budget == 20
+    assert list(frame.world.waiting) == ["late"]
+    assert frame.world.knobs.token_budget == 20
     assert frame.record is engine.records[-1]
     session.go_to(5)
     past = session.frame()
     assert past is not None
-    assert past.world.waiting == []
+    assert list(past.world.waiting) == []
     session.go_live()
     session.ingest(Stepped(engine.step()))
     after = session.frame()
@@ -228,7 +228,7 @@ def test_a_dead_engine_leaves_its_history_until_the_next_one_is_ready() -> None:
     assert session.newest == -1
     frame = session.frame()
     assert frame is not None
-    assert frame.world.token_budget == 7
+    assert frame.world.knobs.token_budget == 7
 
 
 def test_a_replay_stands_at_its_first_step() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import InvalidInput
 from engine.trace import TraceReader
 from engine.version import __version__
 from engine.world import World
@@ -158,7 +157,7 @@ def test_a_reader_that_leaves_is_no_error():
         ("run --kv-memory lots --prompt a", "'lots' is not a size"),
         ("run --kv-memory 1MiB --num-blocks 3 --prompt a", "not both"),
         ("run --temperature -1 --prompt a", "temperature must be 0 or more"),
-        ("run --max-tokens 0 --prompt a", "max_tokens must be at least 1"),
+        ("run --max-tokens 0 --prompt a", "max_tokens must be a whole number from 1 to"),
         ("run --prompts {tmp}/none", "cannot read"),
         ("run --prompts {tmp}/empty.txt", "holds no prompt"),
         ("run --prompts {tmp}/bad.jsonl", "line 2:"),
@@ -171,7 +170,7 @@ def test_a_reader_that_leaves_is_no_error():
         ("--model gpt2 run --prompt a", "--model goes after 'run'"),
         ("frobnicate", "No such command"),
         ("--speed 1e-12", "--speed must be 0 (unlimited) or at least"),
-        ("run --max-tokens 99999999999999999999999 --prompt a", "max_tokens must be at least 1"),
+        ("run --max-tokens 99999999999999999999999 --prompt a", "max_tokens must be a whole"),
         ("run --prompt a --trace t\udce9.trace", "--trace must be UTF-8 text"),
         ("--model caf\udce9", "--model must be UTF-8 text"),
         ("run --device tpu", "Invalid value for '--device'"),
@@ -235,23 +234,51 @@ def test_the_example_in_the_readme_runs_as_printed(tmp_path):
     assert lines[-1].endswith(("stop", "length"))
 
 
-def test_prompt_files(tmp_path):
-    from cbviz.prompts import read_prompts
-    from engine.request import SamplingParams
+def test_samples_log_probabilities_and_the_prefix_cache(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    story = "Once upon a time there was a little girl named Lily"
+    prompts.write_text(
+        json.dumps({"prompt": story, "n": 2, "seed": 5, "temperature": 2, "logprobs": 3}) + "\n"
+        + json.dumps({"prompt": story + " who", "stop": [" a", " the"]}) + "\n"
+    )  # fmt: skip
+    done = cbviz(
+        "run", "--prompts", str(prompts), "--max-tokens", "12", "--ignore-eos", "--json",
+        "--max-num-seqs", "1", "--block-size", "4", "--check",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second, stopped, last = map(json.loads, done.stdout.splitlines())
+    assert [r["request_id"] for r in (first, second, stopped)] == ["A", "A.2", "B"]
+    assert first["token_ids"] != second["token_ids"]
+    for request in (first, second):
+        assert len(request["logprobs"]) == len(request["top_logprobs"]) == 12
+        for token_id, logprob, top in zip(
+            request["token_ids"], request["logprobs"], request["top_logprobs"], strict=True
+        ):
+            assert len(top) == 3
+            assert top[0][1] >= top[1][1] >= top[2][1]
+            assert dict(top).get(token_id, logprob) == pytest.approx(logprob, abs=1e-5)
+            assert logprob <= top[0][1] + 1e-5
+    assert stopped["finish_reason"] == "stop"
+    assert not re.search(" a| the", stopped["text"])
+    assert not {"logprobs", "top_logprobs", "error"} & set(stopped)
+    summary = last["summary"]
+    assert summary["requests"] == 3
+    assert 0 < summary["hit_tokens"] < summary["queried_tokens"]
+    assert summary["evictions"] == summary["recomputed_tokens"] == 0
 
-    def params(own):
-        return SamplingParams(**{"max_tokens": 9, **own})
 
-    lines = tmp_path / "p.jsonl"
-    lines.write_text('{"prompt": "a", "max_tokens": 3}\n{"prompt": "b", "other": 1}\n')
-    assert read_prompts(str(lines), params) == [
-        ("a", SamplingParams(max_tokens=3)), ("b", SamplingParams(max_tokens=9)),
-    ]  # fmt: skip
-    lines.write_text('{"prompt": "a", "temperature": -3}\n')
-    with pytest.raises(InvalidInput, match=r"line 1: temperature must be 0 or more"):
-        read_prompts(str(lines), params)
-    text = tmp_path / "p.txt"
-    text.write_bytes("one\u2028line\x0cstill\r\ntwo\n".encode())
-    assert [prompt for prompt, _ in read_prompts(str(text), params)] == [
-        "one\u2028line\x0cstill", "two",
-    ]  # fmt: skip
+def test_a_request_that_cannot_be_drawn_fails_alone_and_the_exit_code_says_so(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    # No token of the vocabulary may come: all of them end the output, and none may yet.
+    everything = list(range(2048))
+    prompts.write_text(
+        json.dumps({"prompt": "The cat", "stop_token_ids": everything, "min_tokens": 1}) + "\n"
+        + json.dumps({"prompt": "The dog"}) + "\n"
+    )  # fmt: skip
+    done = cbviz("run", "--prompts", str(prompts), "--max-tokens", "3", "--json")
+    assert done.returncode == 1
+    failed, ran, _ = map(json.loads, done.stdout.splitlines())
+    assert failed["finish_reason"] == "error"
+    assert "no token is left to draw" in failed["error"]
+    assert len(ran["token_ids"]) == 3
+    assert "cbviz: request A ended with an error: " in done.stderr

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 TORCH_FREE = [
-    "block_pool", "config", "core", "errors", "explain", "free_queue", "locate", "mask", "protocol",
-    "record", "request", "scheduler", "trace", "version", "worker", "world",
+    "block_pool", "config", "core", "errors", "explain", "free_queue", "knobs", "locate", "mask",
+    "plan", "planner", "policies", "prefix_cache", "protocol", "record", "request", "scheduler",
+    "stop", "trace", "version", "waiting_queue", "worker", "world",
 ]  # fmt: skip
 
 

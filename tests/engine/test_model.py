@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,31 @@ def test_a_container_s_memory_limit_counts(tmp_path):
     assert cgroup_free(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert cgroup_free(tmp_path) == 700
+
+
+def test_the_models_own_repetition_penalty_is_that_of_generate(tmp_path, model_path):
+    """And a request can refuse it."""
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(model_path("tiny-gpt2"), tmp_path, dirs_exist_ok=True)
+    settings = tmp_path / "generation_config.json"
+    facts = json.loads(settings.read_text())
+    said = {}
+    for penalty in (1.0, 1.4):
+        settings.write_text(json.dumps({**facts, "repetition_penalty": penalty}))
+        engine = Engine(EngineConfig(model=str(tmp_path)))
+        assert engine.loaded.repetition_penalty == penalty
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+        ids = torch.tensor([[5, 6, 7]])
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False
+        )[0, 3:].tolist()
+        (done,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=20))
+        assert done.token_ids == expected
+        said[penalty] = expected
+    assert said[1.0] != said[1.4]
+    (done,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=20, repetition_penalty=1.0))
+    assert done.token_ids == said[1.0]
+    settings.write_text(json.dumps({**facts, "repetition_penalty": 0.0}))
+    with pytest.raises(ModelUnavailable, match=r"has a repetition_penalty of 0\.0; it must"):
+        Engine(EngineConfig(model=str(tmp_path)))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,15 +20,16 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.block_pool import BlockPool, blocks_for
 from engine.core import EngineCore
 from engine.detokenizer import TokenizerText
+from engine.engine import sample_ids
+from engine.errors import RequestRefused
+from engine.knobs import POLICY_NAMES, Knobs
 from engine.locate import local_directory
-from engine.record import Preempted
+from engine.record import RunHeader
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.world import World
 
 from .conftest import MODELS
-
-SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 @cache
@@ -48,97 +53,148 @@ def loaded_engine(path: str, attention: str) -> Engine:
 
 
 @contextlib.contextmanager
-def resized(engine: Engine, *, block_size: int, num_blocks: int, **sizes: int) -> Iterator[None]:
-    """The engine with another pool and other limits, without loading its model again."""
+def resized(engine: Engine, *, block_size: int, num_blocks: int, **knobs: Any) -> Iterator[None]:
+    """The engine with another pool and other settings, without loading its model again."""
     core, runner = engine.core, engine.runner
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size),
+        Knobs(**knobs),
         max_model_len=engine.memory.max_model_len,
         eos_token_ids=engine.loaded.eos_token_ids,
-        **sizes,
     )
     engine.runner = ModelRunner(engine.loaded, num_blocks, block_size)
-    engine.core = EngineCore(scheduler, engine.runner, TokenizerText(engine.loaded.tokenizer))
+    engine.core = EngineCore(
+        scheduler, engine.runner, TokenizerText(engine.loaded.tokenizer), check=True
+    )
     try:
         yield
     finally:
         engine.core, engine.runner = core, runner
 
 
+@dataclass
+class Ask:
+    """One request of a workload: when it arrives, what it wants, which settings come with it."""
+
+    prompt: list[int]
+    max_tokens: int
+    at_step: int
+    n: int
+    priority: int
+    knob: tuple[str, Any] | None
+
+
+KNOBS = st.one_of(
+    st.tuples(st.just("token_budget"), st.sampled_from([2, 3, 5, 8, 16, 64])),
+    st.tuples(st.just("max_num_seqs"), st.integers(1, 6)),
+    st.tuples(st.just("scheduling_policy"), st.sampled_from(POLICY_NAMES)),
+    st.tuples(st.just("long_prefill_token_threshold"), st.integers(0, 9)),
+    st.tuples(st.just("max_num_partial_prefills"), st.integers(0, 2)),
+    st.tuples(st.just("watermark"), st.integers(0, 3)),
+    st.tuples(st.just("chunked_prefill"), st.booleans()),
+    st.tuples(st.just("skip_blocked_head"), st.integers(0, 3)),
+    st.tuples(st.just("prefix_caching"), st.booleans()),
+)
+
+
+@st.composite
+def asks(draw: st.DrawFn, vocab: int) -> list[Ask]:
+    """Requests, some of which begin with the same tokens, and changes of settings in between."""
+    shared = draw(st.lists(st.integers(0, vocab - 1), min_size=0, max_size=24))
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        own = draw(st.lists(st.integers(0, vocab - 1), min_size=1, max_size=20))
+        found.append(
+            Ask(
+                prompt=(shared if draw(st.booleans()) else []) + own,
+                max_tokens=draw(st.integers(1, 12)),
+                at_step=draw(st.integers(0, 6)),
+                n=draw(st.sampled_from([1, 1, 1, 3])),
+                priority=draw(st.integers(0, 2)),
+                knob=draw(st.none() | KNOBS),
+            )
+        )
+    return sorted(found, key=lambda ask: ask.at_step)
+
+
 @pytest.mark.parametrize("attention", ["dense", "paged"])
 @pytest.mark.parametrize("name", MODELS)
 def test_random_workloads_say_what_each_request_says_alone(model_path, name, attention):
+    """Whatever shares the batch or the blocks, whatever is preempted, forked or changed."""
     path = model_path(name)
     engine = loaded_engine(path, attention)
     vocab = engine.loaded.facts.vocab_size
-    seen = {"preempted": 0, "chunks": 0}
+    seen: Counter[str] = Counter()
 
-    @SETTINGS
+    # The large ones are slow, and the small ones meet every event.
+    tiny = name.startswith("tiny")
+
+    @settings(max_examples=24 if tiny else 8, deadline=None, derandomize=True)
     @given(
-        requests=st.lists(
-            st.tuples(
-                st.lists(st.integers(0, vocab - 1), min_size=1, max_size=30),
-                st.integers(1, 16),
-                st.integers(0, 6),
-            ),
-            min_size=1,
-            max_size=6,
-        ),
-        budget=st.sampled_from([1, 2, 3, 5, 8, 16, 64]),
+        work=asks(vocab),
+        budget=st.sampled_from([3, 5, 8, 16, 64]),
         seqs=st.integers(1, 6),
+        policy=st.sampled_from(POLICY_NAMES),
         block_size=st.sampled_from([1, 2, 3, 4, 8, 16]),
         spare=st.sampled_from([0, 0, 1, 3, 50]),
     )
-    def check(requests, budget, seqs, block_size, spare):
-        need = max(blocks_for(len(p) + n - 1, block_size) for p, n, _ in requests)
-        sizes = {"token_budget": budget, "max_num_seqs": seqs}
+    def check(work, budget, seqs, policy, block_size, spare):
+        need = max(blocks_for(len(ask.prompt) + ask.max_tokens - 1, block_size) for ask in work)
+        sizes = {"token_budget": budget, "max_num_seqs": seqs, "scheduling_policy": policy}
         with resized(engine, block_size=block_size, num_blocks=need + spare, **sizes):
-            preempted, chunks = run_and_compare(engine, path, requests)
-        seen["preempted"] += preempted
-        seen["chunks"] += chunks
+            seen.update(run_and_compare(engine, path, work))
 
     check()
-    assert seen["preempted"], "no example preempted anything"
-    assert seen["chunks"], "no example split a prompt"
+    wanted = {
+        "Preempted", "PrefixHit", "Forked", "BlockCopied", "BlocksEvicted", "KnobChanged",
+        "BlockMerged", "chunk",
+    }  # fmt: skip
+    assert not tiny or not {what for what in wanted if not seen[what]}
 
 
-def run_and_compare(engine: Engine, path: str, requests: list) -> tuple[int, int]:
-    """Run (prompt, max_tokens, arrival step) requests; how many preemptions and chunks it took."""
-    later = sorted(enumerate(requests), key=lambda pair: pair[1][2])
-    ids: dict[int, str] = {}
-    world = None
-    preempted = chunks = 0
+def run_and_compare(engine: Engine, path: str, work: list[Ask]) -> Counter[str]:
+    """Run a workload, hold the fold against the engine; the events that it took."""
+    later = list(work)
+    ids: dict[str, Ask] = {}
+    world = World(_header(engine))
+    seen: Counter[str] = Counter()
     while later or engine.has_work:
-        while later and (later[0][1][2] <= engine.next_step or not engine.has_work):
-            index, (prompt, max_tokens, _) = later.pop(0)
-            ids[index] = engine.add_request(prompt, SamplingParams(max_tokens=max_tokens))
-            engine.core.want_completions([ids[index]])
+        while later and (later[0].at_step <= engine.next_step or not engine.has_work):
+            ask = later.pop(0)
+            if ask.knob is not None:
+                engine.set_knob(*ask.knob)
+            params = SamplingParams(max_tokens=ask.max_tokens, n=ask.n, priority=ask.priority)
+            try:
+                request_id = engine.add_request(ask.prompt, params)
+            except RequestRefused:
+                assert not engine.core.scheduler.knobs.chunked_prefill
+                continue
+            names = sample_ids(request_id, ask.n)
+            ids |= dict.fromkeys(names, ask)
+            engine.core.want_completions(names)
         record = engine.step()
-        engine.core.scheduler.check_integrity()
-        world = world or World(_header(engine))
         world.apply(record)
         assert list(world.free) == list(engine.core.scheduler.pool.free)
-        preempted += sum(isinstance(event, Preempted) for event in record.events)
-        chunks += sum(not segment.samples for segment in record.segments)
+        assert list(world.evictable) == list(engine.core.scheduler.pool.evictable)
+        seen.update(type(event).__name__ for event in record.events)
+        seen["chunk"] += sum(not segment.samples for segment in record.segments)
     assert engine.core.scheduler.pool.num_held == 0
-    for index, (prompt, max_tokens, _) in enumerate(requests):
-        completion = engine.core.take_completion(ids[index])
+    for request_id, ask in ids.items():
+        completion = engine.core.take_completion(request_id)
         assert completion is not None
-        assert completion.token_ids == alone(path, tuple(prompt), max_tokens)
-        assert world is not None
-        view = world.requests[ids[index]]
+        assert completion.token_ids == alone(path, tuple(ask.prompt), ask.max_tokens)
+        view = world.requests[request_id]
         assert view.token_ids[view.num_prompt_tokens :] == completion.token_ids
         assert view.text == completion.text
-    return preempted, chunks
+    return seen
 
 
-def _header(engine: Engine):
-    import msgspec
-
-    pool = engine.core.scheduler.pool
+def _header(engine: Engine) -> RunHeader:
+    scheduler = engine.core.scheduler
     return msgspec.structs.replace(
-        engine.header, num_blocks=pool.num_blocks, block_size=pool.block_size
-    )
+        engine.header, num_blocks=scheduler.pool.num_blocks,
+        block_size=scheduler.pool.block_size, knobs=scheduler.knobs,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -69,7 +69,7 @@ def test_a_request_preempts_the_one_admitted_last_and_both_say_what_they_say_alo
     decision = engine.world.decision("B")
     assert decision is not None
     assert decision.action is Action.PREEMPT
-    assert sentence(decision) == "preempted by A: 80 tokens to recompute"
+    assert sentence(decision) == ("preempted by A: 80 tokens to recompute, 64 of them still cached")
     engine.run()
     for request in requests:
         prompt = request.token_ids[:80]
@@ -85,7 +85,7 @@ def test_nobody_is_admitted_in_a_step_that_preempts():
     record = engine.step()
     assert any(isinstance(event, Preempted) for event in record.events)
     # B heads the queue now; C is behind it.
-    assert engine.world.waiting == ["B", "C"]
+    assert list(engine.world.waiting) == ["B", "C"]
     decision = engine.world.decision("C")
     assert decision is not None
     assert decision.reason is Reason.HELD_BY_PREEMPTION
@@ -96,7 +96,7 @@ def test_a_preempted_request_gives_its_tokens_of_the_step_back_to_the_budget():
     engine = FakeEngine(token_budget=3, block_size=1, num_blocks=8, max_num_seqs=2)
     engine.add("A", 7, max_tokens=1)
     engine.step()
-    engine.core.set_token_budget(5)
+    engine.core.set_knob("token_budget", 5)
     engine.add("B", 2, max_tokens=4, ignore_eos=True)
     engine.step()
     engine.run()
@@ -109,7 +109,7 @@ def test_more_decodes_than_budget_take_turns():
     for name in "ABCDEF":
         engine.add(name, 2, max_tokens=20, ignore_eos=True)
     engine.step()
-    engine.core.set_token_budget(2)
+    engine.core.set_knob("token_budget", 2)
     turns = [s.request_id for _ in range(6) for s in engine.step().segments]
     assert sorted(turns) == sorted("ABCDEF" * 2)
     assert {turns[i] for i in range(6)} == set("ABCDEF")
@@ -120,12 +120,12 @@ def test_the_next_batch_obeys_a_new_budget_and_the_record_tells_of_it():
     engine = FakeEngine(token_budget=4)
     engine.add("A", 20, max_tokens=1)
     assert engine.step().num_tokens == 4
-    engine.core.set_token_budget(9)
+    engine.core.set_knob("token_budget", 9)
     record = engine.step()
     assert record.num_tokens == 9
     assert KnobChanged("token_budget", 4, 9) in record.events
     with pytest.raises(InvalidInput, match="between 1 and"):
-        engine.core.set_token_budget(0)
+        engine.core.set_knob("token_budget", 0)
 
 
 def test_every_live_request_gets_a_decision_with_its_numbers():
@@ -136,8 +136,8 @@ def test_every_live_request_gets_a_decision_with_its_numbers():
     said = {name: engine.world.decision(name) for name in "ABCD"}
     sentences = {name: sentence(decision) for name, decision in said.items() if decision}
     assert sentences == {
-        "A": "prefill: the last 3 tokens",
-        "B": "prefill chunk: 3 tokens, 5 to go",
+        "A": "prefill: all 3 tokens",
+        "B": "prefill chunk 1: 3 tokens, 5 to go (the budget of 6 is spent)",
         "C": "budget spent: 0 of 6 left, 3 tokens to compute",
         "D": "behind C",
     }
@@ -146,7 +146,7 @@ def test_every_live_request_gets_a_decision_with_its_numbers():
     assert decision is not None
     # A decodes (1) and B takes the other 5 of the budget.
     assert sentence(decision) == "budget spent: 0 of 6 left, 3 tokens to compute"
-    engine.core.set_token_budget(16)
+    engine.core.set_knob("token_budget", 16)
     engine.step()
     decision = engine.world.decision("C")
     assert decision is not None
@@ -160,7 +160,7 @@ def test_a_waiting_request_says_how_many_blocks_it_lacks():
     engine.step()
     decision = engine.world.decision("B")
     assert decision is not None
-    assert sentence(decision) == "no free blocks: needs 2, 1 free"
+    assert sentence(decision) == "no free blocks: needs 2, 1 available"
     engine.run()
 
 
@@ -280,7 +280,7 @@ def test_a_failed_step_changes_nothing_and_can_be_tried_again():
 
 def test_a_step_without_work_records_only_what_happened_before_it():
     engine = FakeEngine()
-    engine.core.set_token_budget(7)
+    engine.core.set_knob("token_budget", 7)
     record = engine.step()
     assert record.segments == []
     assert record.events == [KnobChanged("token_budget", 16, 7)]
@@ -306,4 +306,5 @@ def test_finish_events_follow_the_blocks_order_of_release():
     engine.add("A", 6, max_tokens=1)
     record = engine.step()
     assert Finished("A", FinishReason.LENGTH, record.events[-2].at) == record.events[-2]
-    assert list(engine.scheduler.pool.free) == [3, 4, 5, 2, 1, 0]
+    assert list(engine.scheduler.pool.free) == [3, 4, 5]
+    assert list(engine.scheduler.pool.evictable) == [2, 1, 0]

@@ -22,8 +22,8 @@ from engine.protocol import (
     Ready,
     Run,
     RunState,
+    SetKnob,
     SetSpeed,
-    SetTokenBudget,
     Shutdown,
     Stage,
     Step,
@@ -114,7 +114,7 @@ def test_from_load_to_shutdown(worker, config, tmp_path):
         assert stepped.record.step == number
         assert stepped.record.num_tokens <= 8
         world.apply(stepped.record)
-    worker.send(SetTokenBudget(3), Add("", GREEDY), Add("the dog", GREEDY, "dog"))
+    worker.send(SetKnob("token_budget", 3), Add("", GREEDY), Add("the dog", GREEDY, "dog"))
     refusal = worker.until_a(Notice)
     assert refusal.level == "error"
     assert "the prompt is empty" in refusal.message
