@@ -1,0 +1,1 @@
+"""Benchmarks: `cbviz bench`. The numbers are kept in README.md beside this file."""
