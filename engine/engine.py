@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
 
+import msgspec
 import torch
 
 from engine.block_pool import BlockPool
@@ -61,7 +63,9 @@ class Engine:
             0, 0,
         )  # fmt: skip
         self.runner = ModelRunner(self.loaded, self.memory.num_blocks, self.memory.block_size)
-        self.runner.verify()
+        windows = self.runner.verify()
+        facts = msgspec.structs.replace(self.loaded.facts, windows=windows)
+        self.loaded = replace(self.loaded, facts=facts)
         self.core = EngineCore(
             self._new_scheduler(), self.runner, TokenizerText(self.loaded.tokenizer)
         )

@@ -106,13 +106,32 @@ def check_supported(hf_config: Any, name: str) -> None:
     if layers - _STANDARD_LAYERS or getattr(model_class, "_is_stateful", False):
         odd = ", ".join(sorted(layers - _STANDARD_LAYERS)) or "state-space"
         raise ModelUnavailable(f"{name} ({kind}) has {odd} layers, which have no paged KV cache")
+    beyond = _beyond_attention(text)
+    if beyond:
+        raise ModelUnavailable(f"{name} ({kind}) has {beyond}, which cbviz does not compute")
     if not getattr(model_class, "_supports_attention_backend", False):
         raise ModelUnavailable(
             f"{name} ({kind}) does not let its attention be replaced (transformers' attention "
             f"interface), so it cannot run on a paged cache"
         )
-    if getattr(text, "attn_logit_softcapping", None):
-        raise ModelUnavailable(f"{name} ({kind}) caps its attention logits, not supported yet")
+
+
+def _beyond_attention(text: Any) -> str:
+    """What its attention has beyond scale, causal mask, window and soft-cap; empty = nothing.
+
+    Only what a configuration tells: the rest is refused when the first batch shows it.
+    """
+    if text.model_type in ("bloom", "mpt") or getattr(text, "alibi", False):
+        return "position biases in its attention (ALiBi)"
+    if text.model_type == "gpt_oss":
+        return "attention sinks"
+    if getattr(text, "kv_lora_rank", None):
+        return "compressed keys and values (multi-head latent attention)"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "layers that share their keys and values"
+    if getattr(text, "use_bidirectional_attention", False) is True:
+        return "attention to later tokens"
+    return ""
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -184,14 +203,6 @@ def context_limit(config: EngineConfig, hf_config: Any) -> int:
                 f"for a whole batch at once: give --max-model-len {original} or less"
             )
         limit = original
-    window = _sliding_window(text)
-    if window and limit > window:
-        if config.max_model_len:
-            raise ModelUnavailable(
-                f"{config.model} attends through a sliding window of {window} tokens, which is "
-                f"not supported yet beyond the window: give --max-model-len {window} or less"
-            )
-        limit = window
     return limit
 
 
@@ -206,15 +217,6 @@ def _longrope_limit(text: Any) -> int:
         return 0
     own = getattr(text, "original_max_position_embeddings", None)
     return int(rope.get("original_max_position_embeddings") or own or 0)
-
-
-def _sliding_window(text: Any) -> int:
-    window = getattr(text, "sliding_window", None) or 0
-    layers = getattr(text, "layer_types", None)
-    used = getattr(text, "use_sliding_window", True)
-    if layers is not None:
-        used = "sliding_attention" in layers
-    return int(window) if used else 0
 
 
 def describe(config: EngineConfig, model: Any, hf_config: Any) -> ModelFacts:

@@ -33,6 +33,7 @@ class PackedBatch:
     ) -> None:
         self.segments = segments
         self.device = device
+        self._masks: dict[int, torch.Tensor] = {}
         self._key_slots = [
             slots_of(table, block_size)[: segment.context + segment.length]
             for segment, table in zip(segments, tables, strict=True)
@@ -68,10 +69,15 @@ class PackedBatch:
         """`[n_K]` the keys of all segments side by side."""
         return self._tensor(_joined(self._key_slots))
 
-    @cached_property
-    def mask(self) -> torch.Tensor:
-        """`[n_Q, n_K]` boolean: True = this query sees this key."""
-        return torch.from_numpy(PackedAxes(self.segments).mask()).to(self.device)
+    def mask(self, window: int = 0) -> torch.Tensor:
+        """`[n_Q, n_K]` boolean: True = this query sees this key. One a window, whatever the layers.
+
+        `window`: tokens that a query sees, itself among them; 0 = all before it.
+        """
+        if window not in self._masks:
+            mask = PackedAxes(self.segments).mask(window=window)
+            self._masks[window] = torch.from_numpy(mask).to(self.device)
+        return self._masks[window]
 
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)

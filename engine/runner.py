@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.interface import PagedStep
+from engine.attention.interface import PagedStep, noting_mask_windows
 from engine.core import StepOutput
 from engine.errors import ModelUnavailable, first_line
 from engine.kv_cache import KVCache
@@ -26,6 +26,7 @@ class ModelRunner:
         self.loaded = loaded
         self.block_size = block_size
         self.cache = self._new_cache(num_blocks)
+        self._windows: dict[int, int] = {}
 
     def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
         """Run a plan. `requests`: those of the sampling segments, in order.
@@ -47,19 +48,22 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         """`[n_S, vocab]`: logits of the rows that sample, and of no others."""
+        step = PagedStep(batch, cache)
         output = self.loaded.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.sample_rows,
-            paged_step=PagedStep(batch, cache),
+            paged_step=step,
         )
+        self._windows = step.windows
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def verify(self) -> None:
+    def verify(self) -> list[int]:
         """Compare a packed, chunked run of two short sequences with the model's own attention.
 
+        Returns the sliding window of each layer in tokens, 0 = none; empty where no layer has one.
         Catches every architecture that loads but does not honour the interface (positions it
         takes no notice of, masks of its own, …) before it can show wrong tokens.
 
@@ -69,7 +73,8 @@ class ModelRunner:
         vocab = self.loaded.facts.vocab_size
         sequences = [[i * 7 % vocab for i in range(1, 6)], [i * 11 % vocab for i in range(1, 4)]]
         try:
-            ours = self._packed_logits(sequences)
+            with noting_mask_windows() as mask_windows:
+                ours = self._packed_logits(sequences)
             theirs = self._reference_logits(sequences)
         except Exception as error:
             facts, line = self.loaded.facts, first_line(error, 200)
@@ -84,6 +89,22 @@ class ModelRunner:
                 f"{self.loaded.facts.name} ({self.loaded.facts.architecture}) gives other logits "
                 f"in a packed batch than alone (off by {difference:.1%}): it does not honour the "
                 f"attention interface"
+            )
+        windows = [self._windows.get(layer, 0) for layer in range(self.loaded.facts.num_layers)]
+        self._check_windows(mask_windows, set(windows))
+        return windows if any(windows) else []
+
+    def _check_windows(self, of_masks: set[int], of_layers: set[int]) -> None:
+        """The two short sequences fit in every window: windows are compared by their numbers.
+
+        Some architectures build their mask with a window and do not hand it to their layers.
+        """
+        odd = {w for w in of_masks ^ of_layers if 0 < w < self.loaded.max_model_len}
+        if odd:
+            raise ModelUnavailable(
+                f"{self.loaded.facts.name} ({self.loaded.facts.architecture}) does not tell its "
+                f"layers of its sliding window of {min(odd)} tokens: give --max-model-len "
+                f"{min(odd)} or less"
             )
 
     def _packed_logits(self, sequences: list[list[int]]) -> torch.Tensor:
