@@ -30,7 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is built.
 
     Args:
-        model: `embedded`, a hub name such as `gpt2`, or the path of a Hugging Face directory.
+        model: `embedded`, a hub name such as `gpt2`, the path of a Hugging Face directory
+            or of a GGUF file.
         revision: branch, tag or commit on the hub.
         trust_remote_code: run Python code that comes with the model.
         device: `auto` takes CUDA where there is one.

@@ -15,8 +15,9 @@ from transformers.utils import logging as transformers_logging
 from engine.attention.interface import register, transformers_name
 from engine.config import EngineConfig
 from engine.errors import ModelUnavailable, first_line
+from engine.gguf import unpacked
 from engine.hub import download
-from engine.locate import local_directory
+from engine.locate import local_model
 from engine.record import ModelFacts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,12 +67,15 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
 
 def resolve(config: EngineConfig, report: StageReport, *, weights: bool = True) -> Path:
     """The directory that holds the model (without its weights, if so wished); a hub name is
-    downloaded first.
+    downloaded first, a GGUF file unpacked.
 
     Raises:
-        ModelUnavailable: there is no such directory, or the hub cannot give it.
+        ModelUnavailable: there is no such directory, the file cannot be read, or the hub cannot
+            give it.
     """
-    path = local_directory(config.model)
+    path = local_model(config.model)
+    if path is not None and path.is_file():
+        return unpacked(path, lambda detail: report("weights", detail, 0, 0), weights=weights)
     if path is not None:
         return path
     return download(
@@ -256,6 +260,8 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _short(model: str) -> str:
     """A name for a title: the last part of a path, a hub name as it is."""
     path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
     return path.resolve().name if path.is_dir() and os.sep in model else model
 
 

@@ -16,7 +16,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.block_pool import BlockPool, blocks_for
 from engine.core import EngineCore
 from engine.detokenizer import TokenizerText
-from engine.locate import local_directory
+from engine.locate import local_model
 from engine.record import Preempted
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
@@ -29,7 +29,7 @@ SETTINGS = settings(max_examples=25, deadline=None, derandomize=True)
 
 @cache
 def reference_model(path: str) -> AutoModelForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(local_directory(path), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(local_model(path), dtype=torch.float32).eval()
 
 
 @cache
