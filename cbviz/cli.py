@@ -86,8 +86,9 @@ engine_options = options(
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto"),
     click.option("--dtype", default="auto",
                  type=click.Choice(["auto", "float32", "bfloat16", "float16"])),
-    click.option("--attention", type=click.Choice(["auto", "dense", "paged"]), default="auto",
-                 help="dense: one boolean mask over the packed batch. paged: the fast one."),
+    click.option("--attention", type=click.Choice(["auto", "dense", "paged", "triton"]),
+                 default="auto", help="dense: one boolean mask over the packed batch. paged: the "
+                 "fast one on CPU. triton: on CUDA."),
     click.option("--token-budget", "--max-num-batched-tokens", type=int, metavar="M",
                  help="Tokens in a step at most. [default: 32 on CPU, 512 on CUDA]"),
     click.option("--max-num-seqs", type=int, metavar="N",

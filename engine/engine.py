@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal
 
 import msgspec
 import torch
 
+from engine.attention.interface import choose
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import Completion, EngineCore
@@ -17,7 +17,7 @@ from engine.detokenizer import TokenizerText
 from engine.errors import InvalidInput
 from engine.info import device_name
 from engine.memory import format_bytes, free_memory, plan_memory
-from engine.model import StageReport, load
+from engine.model import StageReport, load, pick_device
 from engine.record import Event, RunHeader, StepRecord
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
@@ -42,12 +42,10 @@ class Engine:
         self, config: EngineConfig | None = None, *, report: StageReport | None = None
     ) -> None:
         self.config = config or EngineConfig()
-        self.attention: Literal["dense", "paged"] = (
-            "dense" if self.config.attention == "dense" else "paged"
-        )
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         report = report or _silent
+        self.attention = choose(self.config.attention, pick_device(self.config.device))
         self.loaded = load(self.config, self.attention, report)
         device = self.loaded.device
         self.memory = plan_memory(
@@ -210,7 +208,7 @@ class Engine:
             device=self.loaded.device.type,
             device_name=device_name(self.loaded.device),
             dtype=str(self.loaded.dtype).removeprefix("torch."),
-            attention=self.attention,
+            attention=self.attention,  # type: ignore[arg-type]
             policy=POLICY,
             token_budget=plan.token_budget,
             max_num_seqs=plan.max_num_seqs,

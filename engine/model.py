@@ -57,7 +57,7 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
     tokenizer = _read_tokenizer(config, path)
     report("weights", f"{_short(config.model)} as {_dtype_name(dtype)}", 0, 0)
     model = _read_weights(config, path, dtype, device)
-    register()
+    register(attention, split_keys=config.split_keys)
     model.set_attn_implementation(transformers_name(attention))
     facts = describe(config, model, hf_config)
     return LoadedModel(

@@ -298,7 +298,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     device_name: str
     dtype: str
-    attention: Literal["dense", "paged"]
+    attention: Literal["dense", "paged", "triton"]
     policy: str
     token_budget: int
     max_num_seqs: int

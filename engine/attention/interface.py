@@ -1,8 +1,8 @@
 """How a transformers model reaches our attention, and how ours reaches the paged cache.
 
-A model whose attention layers go through `ALL_ATTENTION_FUNCTIONS` is switched to `cbviz_dense`
-or `cbviz_paged`. The step's batch and cache travel through `forward` as the keyword argument
-`paged_step`; keys and values are written to their slots before they are attended to.
+A model whose attention layers go through `ALL_ATTENTION_FUNCTIONS` is switched to `cbviz_dense`,
+`cbviz_paged` or `cbviz_triton`. The step's batch and cache travel through `forward` as the keyword
+argument `paged_step`; keys and values are written to their slots before they are attended to.
 
 What a model asks of a layer's attention arrives in keyword arguments: scale, sliding window and
 soft-cap are obeyed; what would be silently missing (attention sinks, position biases, key
@@ -11,9 +11,12 @@ indexers) is refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.attention.dense import dense_attention
 from engine.attention.paged import paged_attention
+from engine.errors import ModelUnavailable
 from engine.kv_cache import KVCache
 from engine.packed_batch import PackedBatch
 
@@ -58,10 +62,27 @@ class AttentionFunction(Protocol):
         ...
 
 
+class WriteFunction(Protocol):
+    """How an implementation stores the keys and values of a step in their slots."""
+
+    def __call__(
+        self,
+        cache: KVCache,
+        layer: int,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """`keys`, `values`: `[n_Q, num_kv_heads, head_dim]`; `slots`: `[n_Q]`."""
+        ...
+
+
 IMPLEMENTATIONS: dict[str, AttentionFunction] = {
     "dense": dense_attention,
     "paged": paged_attention,
 }
+WRITERS: dict[str, WriteFunction] = {}
+"""Of the implementations that do not leave it to the cache itself."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +100,55 @@ def transformers_name(implementation: str) -> str:
     return f"cbviz_{implementation}"
 
 
-def register() -> None:
-    """Make every implementation known to transformers. May be called again."""
+def register(wanted: str = "paged", *, split_keys: bool = True) -> None:
+    """Make the implementations known to transformers, Triton's if wanted. May be called again.
+
+    `split_keys`: the keys of one query may be shared out among several programs (Triton only).
+    """
+    if wanted == "triton":
+        from engine.attention.triton_paged import triton_attention, triton_write
+
+        IMPLEMENTATIONS["triton"] = partial(triton_attention, splits=0 if split_keys else 1)
+        WRITERS["triton"] = triton_write
     for name, function in IMPLEMENTATIONS.items():
-        ALL_ATTENTION_FUNCTIONS.register(transformers_name(name), _adapter(function))
+        adapter = _adapter(function, WRITERS.get(name, _write))
+        ALL_ATTENTION_FUNCTIONS.register(transformers_name(name), adapter)
         ALL_MASK_ATTENTION_FUNCTIONS.register(transformers_name(name), _no_mask)
 
 
-def _adapter(function: AttentionFunction) -> Any:
+def _write(
+    cache: KVCache, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    cache.write(layer, slots, keys, values)
+
+
+def triton_trouble(device: torch.device) -> str:
+    """Why the Triton kernels cannot run on a device, in a few words; empty = they can."""
+    if find_spec("triton") is None:
+        return "it needs the package triton: pip install 'cbviz[triton]'"
+    if device.type == "cuda":
+        capable = torch.cuda.get_device_capability(device) >= (8, 0)
+        return "" if capable else "it needs a card of compute capability 8.0 or more"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return "it needs a CUDA device (on a CPU it can only be interpreted: TRITON_INTERPRET=1)"
+
+
+def choose(wanted: str, device: torch.device) -> str:
+    """The implementation for a device: `auto` is Triton on CUDA where it runs, else paged.
+
+    Raises:
+        ModelUnavailable: Triton is asked for and cannot run here.
+    """
+    trouble = triton_trouble(device)
+    if wanted == "triton" and trouble:
+        raise ModelUnavailable(f"triton attention cannot run here: {trouble}")
+    if wanted == "auto":
+        return "triton" if device.type == "cuda" and not trouble else "paged"
+    return wanted
+
+
+def _adapter(function: AttentionFunction, write: WriteFunction) -> Any:
     def attend(
         module: torch.nn.Module,
         query: torch.Tensor,
@@ -105,11 +167,11 @@ def _adapter(function: AttentionFunction) -> Any:
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         window = paged_step.windows[layer] = sliding_window or 0
         batch, cache = paged_step.batch, paged_step.cache
-        cache.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        write(cache, layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         output = function(
             query[0].transpose(0, 1), cache, layer, batch, scale,
-            window=window, softcap=softcap or 0.0,
+            window=window, softcap=float(softcap or 0.0),
         )  # fmt: skip
         return output[None], None
 
