@@ -54,7 +54,7 @@ def triton_attention(
     query = _packed_dims(query)
     out = torch.empty_like(query)
     one_each = splits != 1 and batch.longest_segment == 1
-    tiling = tiling or _tiling(group, size, query.element_size(), one_each)
+    tiling = tiling or tiling_for(group, size, query.element_size(), one_each)
     tiles = batch.tiles(tiling.rows // group)
     num_tiles = tiles.shape[1]
     if splits == 0:
@@ -103,7 +103,7 @@ def _packed_dims(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
-def _tiling(group: int, size: int, element_size: int, one_each: bool) -> Tiling:
+def tiling_for(group: int, size: int, element_size: int, one_each: bool) -> Tiling:
     """Tiles that fit in the shared memory of small cards, too (99 KiB).
 
     `one_each`: every request decodes one token, whose heads are all the rows that there are.
