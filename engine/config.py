@@ -41,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         split_keys: `triton` may share out the keys of one query among several programs where a
             step is too small for the card; without, what a request is given does not depend on
             what shares its batch.
+        cuda_graphs: replay steps that only decode from CUDA graphs (`triton` on CUDA only).
         token_budget: m, tokens computed in one step at most (vLLM: max_num_batched_tokens).
         max_num_seqs: requests running at the same time at most.
         block_size: tokens in a block of the KV cache.
@@ -61,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Dtype = "auto"
     attention: Attention = "auto"
     split_keys: bool = True
+    cuda_graphs: bool = True
     token_budget: int | None = None
     max_num_seqs: int | None = None
     block_size: int = 16

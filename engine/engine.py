@@ -25,6 +25,9 @@ from engine.sampler import derived_seed
 from engine.scheduler import POLICY, Scheduler
 from engine.version import __version__
 
+LARGEST_GRAPH = 256
+"""Decodes in a step beyond which launching kernels one by one costs little beside running them."""
+
 
 class Engine:
     """A continuous-batching engine over one model.
@@ -60,7 +63,13 @@ class Engine:
             "memory plan", f"{self.memory.num_blocks} blocks of {self.memory.block_size}: {size}",
             0, 0,
         )  # fmt: skip
-        self.runner = ModelRunner(self.loaded, self.memory.num_blocks, self.memory.block_size)
+        graphs = self.config.cuda_graphs and self.attention == "triton" and device.type == "cuda"
+        self.runner = ModelRunner(
+            self.loaded,
+            self.memory.num_blocks,
+            self.memory.block_size,
+            graphed=min(self.memory.max_num_seqs, LARGEST_GRAPH) if graphs else 0,
+        )
         windows = self.runner.verify()
         facts = msgspec.structs.replace(self.loaded.facts, windows=windows)
         self.loaded = replace(self.loaded, facts=facts)

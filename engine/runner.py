@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.interface import PagedStep, noting_mask_windows
 from engine.core import StepOutput
+from engine.decode_graphs import Capture, CudaCapture, DecodeGraphs, PaddedDecodes
 from engine.errors import ModelUnavailable, first_line
 from engine.kv_cache import KVCache
 from engine.model import LoadedModel
@@ -20,13 +21,33 @@ from engine.scheduler import Plan
 
 
 class ModelRunner:
-    """A loaded model with its cache of `num_blocks * block_size` slots."""
+    """A loaded model with its cache of `num_blocks * block_size` slots.
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+    `graphed`: decodes up to which a step that only decodes is replayed from a CUDA graph; 0 = none.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, num_blocks: int, block_size: int, *, graphed: int = 0
+    ) -> None:
         self.loaded = loaded
         self.block_size = block_size
-        self.cache = self._new_cache(num_blocks)
+        # One more, for what the padding of a graph writes.
+        self.cache = self._new_cache(num_blocks + 1 if graphed else num_blocks)
+        self.graphs = (
+            self.decode_graphs(num_blocks, graphed, CudaCapture(loaded.device)) if graphed else None
+        )
         self._windows: dict[int, int] = {}
+
+    def decode_graphs(self, spare_block: int, largest: int, capture: Capture) -> DecodeGraphs:
+        """Graphs over this cache, whose block `spare_block` no request has."""
+        return DecodeGraphs(
+            lambda batch: self.logits(batch, self.cache),
+            lambda size: PaddedDecodes(
+                size, self.loaded.max_model_len, spare_block, self.block_size, self.loaded.device
+            ),
+            largest,
+            capture,
+        )
 
     def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
         """Run a plan. `requests`: those of the sampling segments, in order.
@@ -38,12 +59,28 @@ class ModelRunner:
             plan.segments, plan.tables, plan.token_ids, self.block_size, self.loaded.device
         )
         built = time.perf_counter()
-        logits = self.logits(batch, self.cache)
+        logits = self._graphed_logits(batch)
+        if logits is None:
+            logits = self.logits(batch, self.cache)
         self._synchronize()
         computed = time.perf_counter()
         token_ids, logprobs = sample(logits, requests)
         drawn = time.perf_counter()
         return StepOutput(token_ids, logprobs, built - started, computed - built, drawn - computed)
+
+    @torch.inference_mode()
+    def _graphed_logits(self, batch: PackedBatch) -> torch.Tensor | None:
+        """`[n_S, vocab]` by a graph; None where there is none for such a batch."""
+        if self.graphs is None:
+            return None
+        try:
+            return self.graphs.logits(batch)
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            # Some models decide on the host by what is on the card: they run without graphs.
+            self.graphs = None
+            return None
 
     @torch.inference_mode()
     def logits(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
@@ -73,7 +110,7 @@ class ModelRunner:
         vocab = self.loaded.facts.vocab_size
         sequences = [[i * 7 % vocab for i in range(1, 6)], [i * 11 % vocab for i in range(1, 4)]]
         try:
-            with noting_mask_windows() as mask_windows:
+            with noting_mask_windows(self.loaded.model) as mask_windows:
                 ours = self._packed_logits(sequences)
             theirs = self._reference_logits(sequences)
         except Exception as error:

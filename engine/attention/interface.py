@@ -113,7 +113,9 @@ def register(wanted: str = "paged", *, split_keys: bool = True) -> None:
     for name, function in IMPLEMENTATIONS.items():
         adapter = _adapter(function, WRITERS.get(name, _write))
         ALL_ATTENTION_FUNCTIONS.register(transformers_name(name), adapter)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(transformers_name(name), _no_mask)
+        # transformers builds no mask for an implementation that it knows no mask function of.
+        ALL_ATTENTION_FUNCTIONS.register(transformers_name(name) + _NOTING, adapter)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(transformers_name(name) + _NOTING, _no_mask)
 
 
 def _write(
@@ -194,20 +196,29 @@ def _refuse_what_would_be_missing(arguments: dict[str, Any]) -> None:
             raise NotImplementedError(f"it has {what}, which cbviz does not compute")
 
 
+_NOTING = "_noting"
 _mask_windows: set[int] = set()
 
 
 @contextmanager
-def noting_mask_windows() -> Iterator[set[int]]:
-    """Collects the windows of the masks that a model asks for in the meantime (0 = no window)."""
+def noting_mask_windows(model: Any) -> Iterator[set[int]]:
+    """Collects the windows of the masks that a model asks for in the meantime (0 = no window).
+
+    Until then, it must have been switched to an implementation of ours.
+    """
     _mask_windows.clear()
-    yield _mask_windows
+    ours = model.config._attn_implementation
+    model.set_attn_implementation(ours + _NOTING)
+    try:
+        yield _mask_windows
+    finally:
+        model.set_attn_implementation(ours)
 
 
 def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
-    """Our implementations know which keys a query sees; transformers need not build a mask.
+    """No mask: our implementations know which keys a query sees.
 
-    Noted is what it would have been, since a model may build its mask with a window and not tell
+    What it would have been is noted, since a model may build its mask with a window and not tell
     the attention function.
     """
     _mask_windows.add(local_size or 0)

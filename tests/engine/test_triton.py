@@ -16,6 +16,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.attention import interface
 from engine.attention.dense import dense_attention
 from engine.block_pool import blocks_for
+from engine.decode_graphs import Forward
 from engine.errors import ModelUnavailable
 from engine.kv_cache import KVCache
 from engine.packed_batch import PackedBatch
@@ -175,3 +176,27 @@ def test_where_triton_cannot_run_it_is_told_why(model_path, monkeypatch):
     with pytest.raises(ModelUnavailable, match=r"pip install 'cbviz\[triton\]'"):
         Engine(config)
     assert Engine(EngineConfig(device="cpu")).attention == "paged"
+
+
+def test_padded_decodes_say_the_same(model_path):
+    """The batches that a graph replays, run as they are: sizes, padding and the spare block."""
+    path = model_path("tiny-llama")
+    engine = Engine(EngineConfig(model=path, attention="triton", num_blocks=24, block_size=4))
+    runner, replayed = engine.runner, []
+
+    def uncaptured(forward: Forward) -> Forward:
+        def replay() -> torch.Tensor:
+            replayed.append(forward())
+            return replayed[-1]
+
+        return replay
+
+    # No request of this test comes near the pool's last block.
+    runner.graphs = runner.decode_graphs(23, 3, uncaptured)
+    prompts = [[5, 6, 7], [9], [20, 21, 22, 23, 24]]
+    params = [SamplingParams(max_tokens=n) for n in (6, 3, 5)]
+    done = engine.generate(prompts, params)
+    assert [d.token_ids for d in done] == [
+        alone(path, tuple(p), own.max_tokens) for p, own in zip(prompts, params, strict=True)
+    ]
+    assert [len(logits) for logits in replayed] == [3, 3, 2, 2, 1]
