@@ -110,7 +110,12 @@ def check_supported(hf_config: Any, name: str) -> None:
     if layers - _STANDARD_LAYERS or getattr(model_class, "_is_stateful", False):
         odd = ", ".join(sorted(layers - _STANDARD_LAYERS)) or "state-space"
         raise ModelUnavailable(f"{name} ({kind}) has {odd} layers, which have no paged KV cache")
-    beyond = _beyond_attention(text)
+    try:
+        beyond = _beyond_attention(text)
+    except Exception as error:
+        # A configuration that refuses to name one number for all layers.
+        line = first_line(error, 120)
+        raise ModelUnavailable(f"{name} ({kind}) has layers of different shapes: {line}") from error
     if beyond:
         raise ModelUnavailable(f"{name} ({kind}) has {beyond}, which cbviz does not compute")
     if not getattr(model_class, "_supports_attention_backend", False):
@@ -125,6 +130,8 @@ def _beyond_attention(text: Any) -> str:
 
     Only what a configuration tells: the rest is refused when the first batch shows it.
     """
+    for same in ("num_attention_heads", "num_key_value_heads", "head_dim"):
+        getattr(text, same, None)
     if text.model_type in ("bloom", "mpt") or getattr(text, "alibi", False):
         return "position biases in its attention (ALiBi)"
     if text.model_type == "gpt_oss":
@@ -228,6 +235,8 @@ def describe(config: EngineConfig, model: Any, hf_config: Any) -> ModelFacts:
     text = hf_config.get_text_config()
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    if getattr(text, "multi_query", False):
+        kv_heads = 1
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     layers = int(text.num_hidden_layers)
     parameters = list(model.parameters())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.interface import PagedStep, noting_mask_windows
+from engine.attention.interface import PagedStep, noting_mask_windows, running
 from engine.core import StepOutput
 from engine.decode_graphs import Capture, CudaCapture, DecodeGraphs, PaddedDecodes
 from engine.errors import ModelUnavailable, first_line
@@ -86,13 +86,13 @@ class ModelRunner:
     def logits(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         """`[n_S, vocab]`: logits of the rows that sample, and of no others."""
         step = PagedStep(batch, cache)
-        output = self.loaded.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.sample_rows,
-            paged_step=step,
-        )
+        with running(step):
+            output = self.loaded.model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.sample_rows,
+            )
         self._windows = step.windows
         logits: torch.Tensor = output.logits[0]
         return logits

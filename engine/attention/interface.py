@@ -1,8 +1,9 @@
 """How a transformers model reaches our attention, and how ours reaches the paged cache.
 
 A model whose attention layers go through `ALL_ATTENTION_FUNCTIONS` is switched to `cbviz_dense`,
-`cbviz_paged` or `cbviz_triton`. The step's batch and cache travel through `forward` as the keyword
-argument `paged_step`; keys and values are written to their slots before they are attended to.
+`cbviz_paged` or `cbviz_triton`. The step's batch and cache do not travel through `forward`, since
+some models hand no arguments on to their layers: they are set for its duration (`running`). Keys
+and values are written to their slots before they are attended to.
 
 What a model asks of a layer's attention arrives in keyword arguments: scale, sliding window and
 soft-cap are obeyed; what would be silently missing (attention sinks, position biases, key
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -95,6 +97,19 @@ class PagedStep:
     """Filled by the layers: the window that each asked for."""
 
 
+_running: ContextVar[PagedStep] = ContextVar("running")
+
+
+@contextmanager
+def running(step: PagedStep) -> Iterator[None]:
+    """Attention layers that are called meanwhile, in this thread, work for this step."""
+    token = _running.set(step)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
 def transformers_name(implementation: str) -> str:
     """The name under which transformers knows an implementation of ours."""
     return f"cbviz_{implementation}"
@@ -158,7 +173,6 @@ def _adapter(function: AttentionFunction, write: WriteFunction) -> Any:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         *,
-        paged_step: PagedStep,
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
@@ -167,8 +181,10 @@ def _adapter(function: AttentionFunction, write: WriteFunction) -> Any:
         """`query`: `[1, num_heads, n_Q, head_dim]` to `[1, n_Q, num_heads, head_dim]`."""
         _refuse_what_would_be_missing(others)
         layer = int(module.layer_idx)  # type: ignore[arg-type]
-        window = paged_step.windows[layer] = sliding_window or 0
-        batch, cache = paged_step.batch, paged_step.cache
+        step = _running.get()
+        _refuse_other_shapes(step.cache, key, value)
+        window = step.windows[layer] = sliding_window or 0
+        batch, cache = step.batch, step.cache
         write(cache, layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         output = function(
@@ -197,6 +213,19 @@ def _refuse_what_would_be_missing(arguments: dict[str, Any]) -> None:
 
 
 _NOTING = "_noting"
+
+
+def _refuse_other_shapes(cache: KVCache, key: torch.Tensor, value: torch.Tensor) -> None:
+    """A kernel would write them across the slots of others."""
+    heads, size = cache.layer(0)[0].shape[1:]
+    for name, tensor in (("keys", key), ("values", value)):
+        if tensor.shape[1] != heads or tensor.shape[3] != size:
+            raise NotImplementedError(
+                f"its {name} have {tensor.shape[1]} heads of {tensor.shape[3]} numbers, and "
+                f"{heads} of {size} are what its configuration tells"
+            )
+
+
 _mask_windows: set[int] = set()
 
 

@@ -45,6 +45,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 2.0},
     "starcoder2": {"sliding_window": WINDOW},
     "gpt_neox": {"num_key_value_heads": None},
+    "gpt_bigcode": {"num_key_value_heads": None},
+    "gptj": {"rotary_dim": 4, "num_key_value_heads": None},
+    "nemotron": {"head_dim": 8},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": None},
     "cohere2": {"sliding_window": WINDOW, "layer_types": ALTERNATING},
     "mixtral": {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -137,6 +140,7 @@ def test_what_a_family_needs_matters(family_path, family, missing, monkeypatch):
     ("family", "own", "reason"),
     [
         ("granite_swa", {"sliding_window": WINDOW}, "it has attention sinks"),
+        ("gpt_neox", {"num_key_value_heads": 2}, "its keys have 4 heads of 8 numbers, and 2 of 8"),
         (
             "qwen2_moe",
             {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}

@@ -28,6 +28,7 @@ def config_dir(tmp_path: Path, **config: object) -> str:
         ({"model_type": "bloom"}, r"position biases in its attention \(ALiBi\)"),
         ({"model_type": "gpt_oss"}, "has attention sinks"),
         ({"model_type": "deepseek_v3"}, "compressed keys and values"),
+        ({"model_type": "gemma4_unified_text"}, "has layers of different shapes"),
         ({"model_type": "xglm"}, "does not let its attention be replaced"),
         ({"model_type": "no-such-thing"}, "cannot read the config"),
         ({}, "cannot read the config"),
