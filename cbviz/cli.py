@@ -17,7 +17,7 @@ import click
 from engine.config import EngineConfig, parse_bytes
 from engine.errors import InvalidInput, ModelUnavailable
 from engine.knobs import POLICY_NAMES
-from engine.locate import local_directory
+from engine.locate import local_model
 from engine.request import SamplingParams
 from engine.version import __version__
 
@@ -81,14 +81,15 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 engine_options = options(
     click.option("--model", default="embedded", show_default=True, metavar="NAME|PATH",
-                 help="Hub name (gpt2) or local Hugging Face directory."),
+                 help="Hub name (gpt2), local Hugging Face directory or .gguf file."),
     click.option("--revision", metavar="REV", help="Branch, tag or commit on the hub."),
     click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto"),
     click.option("--dtype", default="auto",
                  type=click.Choice(["auto", "float32", "bfloat16", "float16"])),
-    click.option("--attention", type=click.Choice(["auto", "dense", "paged"]), default="auto",
-                 help="dense: one boolean mask over the packed batch. paged: the fast one."),
+    click.option("--attention", type=click.Choice(["auto", "dense", "paged", "triton"]),
+                 default="auto", help="dense: one boolean mask over the packed batch. paged: the "
+                 "fast one on CPU. triton: on CUDA."),
     click.option("--token-budget", "--max-num-batched-tokens", type=int, metavar="M",
                  help="Tokens in a step at most. [default: 32 on CPU, 512 on CUDA]"),
     click.option("--max-num-seqs", type=int, metavar="N",
@@ -309,7 +310,7 @@ def _config(given: dict[str, Any]) -> EngineConfig:
     for name in ("model", "revision"):
         _utf8(f"--{name}", values.get(name) or "")
     config = EngineConfig(**values)
-    local_directory(config.model)
+    local_model(config.model)
     return config
 
 

@@ -19,7 +19,7 @@ EMBEDDED = "embedded"
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Attention = Literal["auto", "dense", "paged"]
+Attention = Literal["auto", "dense", "paged", "triton"]
 
 MAX_BLOCK_SIZE = 1024
 MAX_THREADS = 1024
@@ -29,12 +29,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine is built.
 
     Args:
-        model: `embedded`, a hub name such as `gpt2`, or the path of a Hugging Face directory.
+        model: `embedded`, a hub name such as `gpt2`, the path of a Hugging Face directory
+            or of a GGUF file.
         revision: branch, tag or commit on the hub.
         trust_remote_code: run Python code that comes with the model.
         device: `auto` takes CUDA where there is one.
         dtype: `auto` takes float32 on CPU, the model's own on CUDA.
-        attention: `dense` (one boolean mask over the packed batch) or `paged`; `auto` = paged.
+        attention: `dense` (one boolean mask over the packed batch), `paged` or `triton`; `auto` =
+            triton on CUDA where it is installed, else paged.
+        split_keys: `triton` may share out the keys of one query among several programs where a
+            step is too small for the card; without, what a request is given does not depend on
+            what shares its batch.
+        cuda_graphs: replay steps that only decode from CUDA graphs (`triton` on CUDA only).
         token_budget: m, tokens computed in one step at most (vLLM: max_num_batched_tokens).
         max_num_seqs: requests running at the same time at most.
         scheduling_policy, long_prefill_token_threshold, max_num_partial_prefills, watermark,
@@ -57,6 +63,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Device = "auto"
     dtype: Dtype = "auto"
     attention: Attention = "auto"
+    split_keys: bool = True
+    cuda_graphs: bool = True
     token_budget: int | None = None
     max_num_seqs: int | None = None
     scheduling_policy: SchedulingPolicy = "fcfs"

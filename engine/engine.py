@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal
 
+import msgspec
 import torch
 
+from engine.attention.interface import choose
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.core import Completion, EngineCore
@@ -16,13 +18,16 @@ from engine.errors import InvalidInput
 from engine.info import device_name
 from engine.knobs import Knob
 from engine.memory import format_bytes, free_memory, plan_memory
-from engine.model import StageReport, load
+from engine.model import StageReport, load, pick_device
 from engine.record import Event, RunHeader, StepRecord
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from engine.sampler import derived_seed, sample_seed
 from engine.scheduler import POLICY, Scheduler
 from engine.version import __version__
+
+LARGEST_GRAPH = 256
+"""Decodes in a step beyond which launching kernels one by one costs little beside running them."""
 
 
 class Engine:
@@ -41,12 +46,10 @@ class Engine:
         self, config: EngineConfig | None = None, *, report: StageReport | None = None
     ) -> None:
         self.config = config or EngineConfig()
-        self.attention: Literal["dense", "paged"] = (
-            "dense" if self.config.attention == "dense" else "paged"
-        )
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         report = report or _silent
+        self.attention = choose(self.config.attention, pick_device(self.config.device))
         self.loaded = load(self.config, self.attention, report)
         device = self.loaded.device
         self.memory = plan_memory(
@@ -61,8 +64,16 @@ class Engine:
             "memory plan", f"{self.memory.num_blocks} blocks of {self.memory.block_size}: {size}",
             0, 0,
         )  # fmt: skip
-        self.runner = ModelRunner(self.loaded, self.memory.num_blocks, self.memory.block_size)
-        self.runner.verify()
+        graphs = self.config.cuda_graphs and self.attention == "triton" and device.type == "cuda"
+        self.runner = ModelRunner(
+            self.loaded,
+            self.memory.num_blocks,
+            self.memory.block_size,
+            graphed=min(self.memory.max_num_seqs, LARGEST_GRAPH) if graphs else 0,
+        )
+        windows = self.runner.verify()
+        facts = msgspec.structs.replace(self.loaded.facts, windows=windows)
+        self.loaded = replace(self.loaded, facts=facts)
         self.core = EngineCore(
             self._new_scheduler(),
             self.runner,
@@ -246,7 +257,7 @@ class Engine:
             device=self.loaded.device.type,
             device_name=device_name(self.loaded.device),
             dtype=str(self.loaded.dtype).removeprefix("torch."),
-            attention=self.attention,
+            attention=self.attention,  # type: ignore[arg-type]
             policy=POLICY,
             knobs=self.core.scheduler.knobs,
             max_model_len=plan.max_model_len,

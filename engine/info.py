@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from engine.attention.interface import choose, triton_trouble
 from engine.config import EngineConfig
 from engine.errors import ModelUnavailable, first_line
 from engine.memory import MemoryPlan, free_memory, plan_memory
@@ -63,7 +64,7 @@ def gather(config: EngineConfig) -> Info:
         device=device.type,
         device_name=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
-        attention={"dense": "available", "paged": "available (the default)"},
+        attention=_attention(device),
         model=facts,
         memory=plan_memory(config, facts, device.type, context_limit(config, hf_config), free),
     )
@@ -75,6 +76,15 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{platform.machine()}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def _attention(device: torch.device) -> dict[str, str]:
+    usable = dict.fromkeys(("dense", "paged", "triton"), "available")
+    trouble = triton_trouble(device)
+    if trouble:
+        usable["triton"] = f"not available: {trouble}"
+    usable[choose("auto", device)] += " (the default)"
+    return usable
 
 
 def _versions() -> dict[str, str]:

@@ -32,6 +32,10 @@ class KVCache:
         self._keys[layer].index_copy_(0, slots, keys)
         self._values[layer].index_copy_(0, slots, values)
 
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values of a layer, `[num_slots, num_kv_heads, head_dim]` each (views)."""
+        return self._keys[layer], self._values[layer]
+
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these slots, `[len(slots), num_kv_heads, head_dim]` each (copies)."""
         return self._keys[layer].index_select(0, slots), self._values[layer].index_select(0, slots)

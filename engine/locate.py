@@ -1,5 +1,5 @@
-"""Where a model is: shipped, in a local directory, or on the hub. No torch, so that a wrong name
-is told at once."""
+"""Where a model is: shipped, in a local directory or GGUF file, or on the hub. No torch, so that a
+wrong name is told at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ EMBEDDED_PATH = Path(__file__).parent / "embedded" / "model"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)?")
 
 
-def local_directory(model: str) -> Path | None:
-    """The directory of a model; None when the name is one for the hub.
+def local_model(model: str) -> Path | None:
+    """The directory or GGUF file of a model; None when the name is one for the hub.
 
     Raises:
-        ModelUnavailable: it is neither a model directory nor a possible hub name.
+        ModelUnavailable: it is neither a model directory, nor a GGUF file, nor a possible hub name.
     """
     if model == EMBEDDED:
         return EMBEDDED_PATH
@@ -29,8 +29,12 @@ def local_directory(model: str) -> Path | None:
                 f"{model} is not a Hugging Face model directory: it holds no config.json"
             )
         return path
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return path
     if path.exists():
-        raise ModelUnavailable(f"{model} is a file; give the directory of the model")
+        raise ModelUnavailable(
+            f"{model} is a file and not a .gguf; give the directory of the model"
+        )
     if not _HUB_NAME.fullmatch(model):
         raise ModelUnavailable(
             f"there is no directory {model} (and a hub name looks like gpt2 or organisation/model)"

@@ -2,8 +2,10 @@
 
 Rows are the queries of the step in packed order, `[n_Q]`. Columns are the keys of every request
 in the step, side by side in the order of the segments: for each, its cached tokens, then its new
-ones, `[n_K]`. `True` = the query sees the key: same request, and not in its future. After
-"Continuous batching from first principles" (Hugging Face, 2025).
+ones, `[n_K]`. `True` = the query sees the key: same request, not in its future and, in a layer
+with a sliding window, not too far in its past. After "Continuous batching from first principles"
+(Hugging Face, 2025); the window counts the query itself, as in "Mistral 7B" (2023) and
+transformers.
 """
 
 from __future__ import annotations
@@ -49,12 +51,18 @@ class PackedAxes:
         return len(self.key_segment)
 
     def mask(
-        self, rows: slice = slice(None), columns: slice = slice(None)
+        self, rows: slice = slice(None), columns: slice = slice(None), *, window: int = 0
     ) -> npt.NDArray[np.bool_]:
-        """The mask, or the part of it that a viewport shows, `[rows, columns]` of `[n_Q, n_K]`."""
+        """The mask, or the part of it that a viewport shows, `[rows, columns]` of `[n_Q, n_K]`.
+
+        `window`: tokens that a query sees, itself among them; 0 = all before it.
+        """
         same = self.query_segment[rows, None] == self.key_segment[None, columns]
         past = self.query_position[rows, None] >= self.key_position[None, columns]
         visible: npt.NDArray[np.bool_] = same & past
+        if window:
+            first = self.query_position[rows, None] - window
+            visible &= self.key_position[None, columns] > first
         return visible
 
 

@@ -15,8 +15,9 @@ from transformers.utils import logging as transformers_logging
 from engine.attention.interface import register, transformers_name
 from engine.config import EngineConfig
 from engine.errors import ModelUnavailable, first_line
+from engine.gguf import unpacked
 from engine.hub import download
-from engine.locate import local_directory
+from engine.locate import local_model
 from engine.record import ModelFacts
 from engine.request import MAX_PENALTY, MIN_PENALTY
 
@@ -59,7 +60,7 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
     tokenizer = _read_tokenizer(config, path)
     report("weights", f"{_short(config.model)} as {_dtype_name(dtype)}", 0, 0)
     model = _read_weights(config, path, dtype, device)
-    register()
+    register(attention, split_keys=config.split_keys)
     model.set_attn_implementation(transformers_name(attention))
     facts = describe(config, model, hf_config)
     return LoadedModel(
@@ -70,12 +71,15 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
 
 def resolve(config: EngineConfig, report: StageReport, *, weights: bool = True) -> Path:
     """The directory that holds the model (without its weights, if so wished); a hub name is
-    downloaded first.
+    downloaded first, a GGUF file unpacked.
 
     Raises:
-        ModelUnavailable: there is no such directory, or the hub cannot give it.
+        ModelUnavailable: there is no such directory, the file cannot be read, or the hub cannot
+            give it.
     """
-    path = local_directory(config.model)
+    path = local_model(config.model)
+    if path is not None and path.is_file():
+        return unpacked(path, lambda detail: report("weights", detail, 0, 0), weights=weights)
     if path is not None:
         return path
     return download(
@@ -110,13 +114,39 @@ def check_supported(hf_config: Any, name: str) -> None:
     if layers - _STANDARD_LAYERS or getattr(model_class, "_is_stateful", False):
         odd = ", ".join(sorted(layers - _STANDARD_LAYERS)) or "state-space"
         raise ModelUnavailable(f"{name} ({kind}) has {odd} layers, which have no paged KV cache")
+    try:
+        beyond = _beyond_attention(text)
+    except Exception as error:
+        # A configuration that refuses to name one number for all layers.
+        line = first_line(error, 120)
+        raise ModelUnavailable(f"{name} ({kind}) has layers of different shapes: {line}") from error
+    if beyond:
+        raise ModelUnavailable(f"{name} ({kind}) has {beyond}, which cbviz does not compute")
     if not getattr(model_class, "_supports_attention_backend", False):
         raise ModelUnavailable(
             f"{name} ({kind}) does not let its attention be replaced (transformers' attention "
             f"interface), so it cannot run on a paged cache"
         )
-    if getattr(text, "attn_logit_softcapping", None):
-        raise ModelUnavailable(f"{name} ({kind}) caps its attention logits, not supported yet")
+
+
+def _beyond_attention(text: Any) -> str:
+    """What its attention has beyond scale, causal mask, window and soft-cap; empty = nothing.
+
+    Only what a configuration tells: the rest is refused when the first batch shows it.
+    """
+    for same in ("num_attention_heads", "num_key_value_heads", "head_dim"):
+        getattr(text, same, None)
+    if text.model_type in ("bloom", "mpt") or getattr(text, "alibi", False):
+        return "position biases in its attention (ALiBi)"
+    if text.model_type == "gpt_oss":
+        return "attention sinks"
+    if getattr(text, "kv_lora_rank", None):
+        return "compressed keys and values (multi-head latent attention)"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "layers that share their keys and values"
+    if getattr(text, "use_bidirectional_attention", False) is True:
+        return "attention to later tokens"
+    return ""
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -188,14 +218,6 @@ def context_limit(config: EngineConfig, hf_config: Any) -> int:
                 f"for a whole batch at once: give --max-model-len {original} or less"
             )
         limit = original
-    window = _sliding_window(text)
-    if window and limit > window:
-        if config.max_model_len:
-            raise ModelUnavailable(
-                f"{config.model} attends through a sliding window of {window} tokens, which is "
-                f"not supported yet beyond the window: give --max-model-len {window} or less"
-            )
-        limit = window
     return limit
 
 
@@ -212,20 +234,13 @@ def _longrope_limit(text: Any) -> int:
     return int(rope.get("original_max_position_embeddings") or own or 0)
 
 
-def _sliding_window(text: Any) -> int:
-    window = getattr(text, "sliding_window", None) or 0
-    layers = getattr(text, "layer_types", None)
-    used = getattr(text, "use_sliding_window", True)
-    if layers is not None:
-        used = "sliding_attention" in layers
-    return int(window) if used else 0
-
-
 def describe(config: EngineConfig, model: Any, hf_config: Any) -> ModelFacts:
     """The facts of a model, whose weights need not be there."""
     text = hf_config.get_text_config()
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    if getattr(text, "multi_query", False):
+        kv_heads = 1
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     layers = int(text.num_hidden_layers)
     parameters = list(model.parameters())
@@ -275,6 +290,8 @@ def _repetition_penalty(model: Any, name: str) -> float:
 def _short(model: str) -> str:
     """A name for a title: the last part of a path, a hub name as it is."""
     path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
     return path.resolve().name if path.is_dir() and os.sep in model else model
 
 

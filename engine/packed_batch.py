@@ -33,6 +33,10 @@ class PackedBatch:
     ) -> None:
         self.segments = segments
         self.device = device
+        self.block_size = block_size
+        self._tables = tables
+        self._tiles: dict[int, torch.Tensor] = {}
+        self._masks: dict[int, torch.Tensor] = {}
         self._key_slots = [
             slots_of(table, block_size)[: segment.context + segment.length]
             for segment, table in zip(segments, tables, strict=True)
@@ -69,9 +73,52 @@ class PackedBatch:
         return self._tensor(_joined(self._key_slots))
 
     @cached_property
-    def mask(self) -> torch.Tensor:
-        """`[n_Q, n_K]` boolean: True = this query sees this key."""
-        return torch.from_numpy(PackedAxes(self.segments).mask()).to(self.device)
+    def block_tables(self) -> torch.Tensor:
+        """`[n_segments, longest]` int32: the blocks of each segment's request, then zeros."""
+        padded = np.zeros((len(self._tables), max(map(len, self._tables), default=0)), np.int32)
+        for row, table in zip(padded, self._tables, strict=True):
+            row[: len(table)] = table
+        return torch.from_numpy(padded).to(self.device)
+
+    @cached_property
+    def ragged(self) -> torch.Tensor:
+        """`[3, n_segments]` int32: first row, cached tokens and new tokens of each segment."""
+        lengths = [segment.length for segment in self.segments]
+        firsts = np.cumsum([0, *lengths])[:-1]
+        contexts = [segment.context for segment in self.segments]
+        return torch.from_numpy(np.array([firsts, contexts, lengths], np.int32)).to(self.device)
+
+    def tiles(self, queries: int) -> torch.Tensor:
+        """`[2, n_tiles]` int32: segment and first query in it, of tiles of so many queries."""
+        if queries not in self._tiles:
+            pairs = [
+                (index, first)
+                for index, segment in enumerate(self.segments)
+                for first in range(0, segment.length, queries)
+            ]
+            tiles = np.array(pairs, np.int32).reshape(-1, 2).T
+            self._tiles[queries] = torch.from_numpy(tiles.copy()).to(self.device)
+        return self._tiles[queries]
+
+    @cached_property
+    def longest_segment(self) -> int:
+        """New tokens of the request that has the most of them."""
+        return max((segment.length for segment in self.segments), default=0)
+
+    @cached_property
+    def most_keys(self) -> int:
+        """Keys of the request that has the most of them."""
+        return max((segment.context + segment.length for segment in self.segments), default=0)
+
+    def mask(self, window: int = 0) -> torch.Tensor:
+        """`[n_Q, n_K]` boolean: True = this query sees this key. One a window, whatever the layers.
+
+        `window`: tokens that a query sees, itself among them; 0 = all before it.
+        """
+        if window not in self._masks:
+            mask = PackedAxes(self.segments).mask(window=window)
+            self._masks[window] = torch.from_numpy(mask).to(self.device)
+        return self._masks[window]
 
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)

@@ -382,6 +382,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context: int
     bytes_per_token: int
+    windows: list[int] = []
+    """Sliding window of each layer in tokens, the query among them; 0 = the layer sees all.
+    Empty: no layer has one."""
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -400,7 +403,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     device_name: str
     dtype: str
-    attention: Literal["dense", "paged"]
+    attention: Literal["dense", "paged", "triton"]
     policy: str
     knobs: Knobs
     max_model_len: int

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.interface import PagedStep
+from engine.attention.interface import PagedStep, noting_mask_windows, running
 from engine.core import StepOutput
+from engine.decode_graphs import Capture, CudaCapture, DecodeGraphs, PaddedDecodes
 from engine.errors import ModelUnavailable, first_line
 from engine.kv_cache import KVCache
 from engine.model import LoadedModel
@@ -20,13 +21,34 @@ from engine.sampler import Sampler
 
 
 class ModelRunner:
-    """A loaded model with its cache of `num_blocks * block_size` slots."""
+    """A loaded model with its cache of `num_blocks * block_size` slots.
 
-    def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+    `graphed`: decodes up to which a step that only decodes is replayed from a CUDA graph; 0 = none.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, num_blocks: int, block_size: int, *, graphed: int = 0
+    ) -> None:
         self.loaded = loaded
         self.block_size = block_size
-        self.cache = self._new_cache(num_blocks)
         self.sampler = Sampler(loaded.eos_token_ids, loaded.repetition_penalty)
+        # One more, for what the padding of a graph writes.
+        self.cache = self._new_cache(num_blocks + 1 if graphed else num_blocks)
+        self.graphs = (
+            self.decode_graphs(num_blocks, graphed, CudaCapture(loaded.device)) if graphed else None
+        )
+        self._windows: dict[int, int] = {}
+
+    def decode_graphs(self, spare_block: int, largest: int, capture: Capture) -> DecodeGraphs:
+        """Graphs over this cache, whose block `spare_block` no request has."""
+        return DecodeGraphs(
+            lambda batch: self.logits(batch, self.cache),
+            lambda size: PaddedDecodes(
+                size, self.loaded.max_model_len, spare_block, self.block_size, self.loaded.device
+            ),
+            largest,
+            capture,
+        )
 
     def execute(self, plan: Plan, requests: Sequence[Request]) -> StepOutput:
         """Run a plan. `requests`: those of the sampling segments, in order.
@@ -40,7 +62,9 @@ class ModelRunner:
         for source, target in plan.copies:
             self.cache.copy_block(source, target, self.block_size)
         built = time.perf_counter()
-        logits = self.logits(batch, self.cache)
+        logits = self._graphed_logits(batch)
+        if logits is None:
+            logits = self.logits(batch, self.cache)
         self._synchronize()
         computed = time.perf_counter()
         drawn = self.sampler.sample(logits, requests)
@@ -55,21 +79,38 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
+    def _graphed_logits(self, batch: PackedBatch) -> torch.Tensor | None:
+        """`[n_S, vocab]` by a graph; None where there is none for such a batch."""
+        if self.graphs is None:
+            return None
+        try:
+            return self.graphs.logits(batch)
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            # Some models decide on the host by what is on the card: they run without graphs.
+            self.graphs = None
+            return None
+
+    @torch.inference_mode()
     def logits(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         """`[n_S, vocab]`: logits of the rows that sample, and of no others."""
-        output = self.loaded.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.sample_rows,
-            paged_step=PagedStep(batch, cache),
-        )
+        step = PagedStep(batch, cache)
+        with running(step):
+            output = self.loaded.model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.sample_rows,
+            )
+        self._windows = step.windows
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def verify(self) -> None:
+    def verify(self) -> list[int]:
         """Compare a packed, chunked run of two short sequences with the model's own attention.
 
+        Returns the sliding window of each layer in tokens, 0 = none; empty where no layer has one.
         Catches every architecture that loads but does not honour the interface (positions it
         takes no notice of, masks of its own, …) before it can show wrong tokens.
 
@@ -79,7 +120,8 @@ class ModelRunner:
         vocab = self.loaded.facts.vocab_size
         sequences = [[i * 7 % vocab for i in range(1, 6)], [i * 11 % vocab for i in range(1, 4)]]
         try:
-            ours = self._packed_logits(sequences)
+            with noting_mask_windows(self.loaded.model) as mask_windows:
+                ours = self._packed_logits(sequences)
             theirs = self._reference_logits(sequences)
         except Exception as error:
             facts, line = self.loaded.facts, first_line(error, 200)
@@ -94,6 +136,22 @@ class ModelRunner:
                 f"{self.loaded.facts.name} ({self.loaded.facts.architecture}) gives other logits "
                 f"in a packed batch than alone (off by {difference:.1%}): it does not honour the "
                 f"attention interface"
+            )
+        windows = [self._windows.get(layer, 0) for layer in range(self.loaded.facts.num_layers)]
+        self._check_windows(mask_windows, set(windows))
+        return windows if any(windows) else []
+
+    def _check_windows(self, of_masks: set[int], of_layers: set[int]) -> None:
+        """The two short sequences fit in every window: windows are compared by their numbers.
+
+        Some architectures build their mask with a window and do not hand it to their layers.
+        """
+        odd = {w for w in of_masks ^ of_layers if 0 < w < self.loaded.max_model_len}
+        if odd:
+            raise ModelUnavailable(
+                f"{self.loaded.facts.name} ({self.loaded.facts.architecture}) does not tell its "
+                f"layers of its sliding window of {min(odd)} tokens: give --max-model-len "
+                f"{min(odd)} or less"
             )
 
     def _packed_logits(self, sequences: list[list[int]]) -> torch.Tensor:

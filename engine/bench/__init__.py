@@ -1,1 +1,1 @@
-"""Benchmarks: `cbviz bench`. The numbers are kept in README.md beside this file."""
+"""Measurements of the engine: against the hardware's floor and against its peers."""

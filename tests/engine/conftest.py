@@ -12,6 +12,15 @@ EXTRA_MODELS = [path for path in os.environ.get("CBVIZ_TEST_MODELS", "").split(o
 MODELS = ["tiny-gpt2", "tiny-llama", "embedded", *EXTRA_MODELS]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_each():
+    """Processes that run tests side by side only wait for each other's threads."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 def save_tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -19,18 +19,19 @@ segments_of_a_step = st.lists(
 )
 
 
-def naive(segments: list[Segment]) -> list[list[bool]]:
-    """For every query and every key: same request, and not later."""
+def naive(segments: list[Segment], window: int) -> list[list[bool]]:
+    """For every query and every key: same request, not later, and not before the window."""
     keys = [(s.request_id, p) for s in segments for p in range(s.context + s.length)]
     queries = [(s.request_id, s.start + i) for s in segments for i in range(s.length)]
-    return [[q[0] == k[0] and k[1] <= q[1] for k in keys] for q in queries]
+    window = window or 1000
+    return [[q[0] == k[0] and 0 <= q[1] - k[1] < window for k in keys] for q in queries]
 
 
 @settings(deadline=None, derandomize=True)
-@given(segments_of_a_step)
-def test_the_mask_equals_the_naive_one(segments):
+@given(segments_of_a_step, st.integers(0, 8))
+def test_the_mask_equals_the_naive_one(segments, window):
     axes = PackedAxes(segments)
-    assert axes.mask().tolist() == naive(segments)
+    assert axes.mask(window=window).tolist() == naive(segments, window)
     assert axes.num_queries == sum(s.length for s in segments)
     assert axes.num_keys == sum(s.context + s.length for s in segments)
 

@@ -23,7 +23,7 @@ from engine.detokenizer import TokenizerText
 from engine.engine import sample_ids
 from engine.errors import RequestRefused
 from engine.knobs import POLICY_NAMES, Knobs
-from engine.locate import local_directory
+from engine.locate import local_model
 from engine.record import RunHeader
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
@@ -34,7 +34,7 @@ from .conftest import MODELS
 
 @cache
 def reference_model(path: str) -> AutoModelForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(local_directory(path), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(local_model(path), dtype=torch.float32).eval()
 
 
 @cache
@@ -79,9 +79,9 @@ class Ask:
     prompt: list[int]
     max_tokens: int
     at_step: int
-    n: int
-    priority: int
-    knob: tuple[str, Any] | None
+    n: int = 1
+    priority: int = 0
+    knob: tuple[str, Any] | None = None
 
 
 KNOBS = st.one_of(
@@ -129,7 +129,7 @@ def test_random_workloads_say_what_each_request_says_alone(model_path, name, att
     # The large ones are slow, and the small ones meet every event.
     tiny = name.startswith("tiny")
 
-    @settings(max_examples=24 if tiny else 8, deadline=None, derandomize=True)
+    @settings(max_examples=50 if tiny else 10, deadline=None, derandomize=True)
     @given(
         work=asks(vocab),
         budget=st.sampled_from([3, 5, 8, 16, 64]),
