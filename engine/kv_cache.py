@@ -35,3 +35,12 @@ class KVCache:
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these slots, `[len(slots), num_kv_heads, head_dim]` each (copies)."""
         return self._keys[layer].index_select(0, slots), self._values[layer].index_select(0, slots)
+
+    def pools(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and all values of a layer, `[num_slots, num_kv_heads, head_dim]` (no copies)."""
+        return self._keys[layer], self._values[layer]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of both pools."""
+        return self._keys.dtype
