@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -18,11 +19,11 @@ SWITCH = "CBVIZ_CPU_KERNEL"
 """Environment variable; 0 = attend with torch's own operators."""
 HEAD_DIMS = range(1, 257)
 
-_ATTEND = [
+_ATTEND: Sequence[Any] = [
     c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64,
     c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_float, c_int64, c_float, c_int64,
 ]  # fmt: skip
-_WRITE = [
+_WRITE: Sequence[Any] = [
     c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
     c_int64, c_int64,
 ]  # fmt: skip

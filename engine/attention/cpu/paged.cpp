@@ -45,6 +45,7 @@ constexpr int kRowBlock = 6;    // rows of accumulators that stay in registers â
 constexpr int kColumnBlock = LANES == 8 ? 2 : 4;  // â€¦ times vectors of columns
 constexpr int kLargestDim = 256;
 constexpr int kShortestSplit = 128;               // keys that are worth a part of their own
+constexpr int64_t kProductsPerThread = 200000;    // some tens of microseconds
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 inline Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
@@ -91,6 +92,17 @@ inline void zip(Vec a, Vec b, Vec& low, Vec& high) {
     low = __builtin_shuffle(a, b, IntVec{ZIP_LOW});
     high = __builtin_shuffle(a, b, IntVec{ZIP_HIGH});
 #endif
+}
+
+// The sum of each of LANES vectors, in one vector.
+inline Vec sums(Vec* v) {
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) {
+            Vec low, high;
+            zip(v[i], v[i + half], low, high);
+            v[i] = low + high;
+        }
+    return v[0];
 }
 
 // A square of LANES rows becomes its transpose: zipping both halves log2(LANES) times does it.
@@ -182,6 +194,35 @@ struct Problem {
     }
 };
 
+// Brings rows near a little at a time, in the order of memory, while others are worked on. A decode
+// does little else than read, and reads by heads jump about.
+class Fetcher {
+  public:
+    void clear() { count_ = row_ = 0; }
+    void add(const float* row) { rows_[count_++] = row; }
+    // All rows are to be there after `steps` calls of `advance`; each is `floats` long.
+    void start(int64_t floats, int64_t steps) {
+        floats_ = floats;
+        at_ = 0;
+        share_ = (count_ * ((floats + kLine - 1) / kLine) + steps - 1) / steps;
+    }
+    void advance() {
+        for (int64_t i = 0; i < share_ && row_ < count_; ++i) {
+            __builtin_prefetch(rows_[row_] + at_, 0, 2);
+            at_ += kLine;
+            if (at_ >= floats_) {
+                at_ = 0;
+                ++row_;
+            }
+        }
+    }
+
+  private:
+    static constexpr int64_t kLine = 16;  // floats in a cache line
+    const float* rows_[2 * kTile];
+    int64_t count_ = 0, row_ = 0, floats_ = 0, at_ = 0, share_ = 0;
+};
+
 // Some query rows and heads of a segment against a range of its keys.
 struct Item {
     int segment;
@@ -227,6 +268,7 @@ class Tiles {
                 key_rows_[i] = p_.key_at(p_.keys, table, key + i);
                 value_rows_[i] = p_.key_at(p_.values, table, key + i);
             }
+            if (rows_ <= kFewRows) expect_next(table, key + kTile);
             head_stride_ = p_.dim;
             head_offset_ = int64_t(item_.first_head) * p_.dim;
             if (p_.dim != p_.padded) copy_padded(count);
@@ -236,8 +278,7 @@ class Tiles {
                 for (int h = 0; h < item_.heads; ++h) products(h, count);
             for (int h = 0; h < item_.heads; ++h) {
                 for (int r = 0; r < rows_; ++r) softmax(h, r, key, count);
-                multiply(rows_, d_, count, logits(h, 0), kTile, value_rows_, offset(h),
-                         output(h, 0), d_, w_.decay.data() + h * rows_);
+                add_values(h, count);
             }
         }
     }
@@ -278,6 +319,16 @@ class Tiles {
     const float* query(int h, int r) const {
         return w_.query.data() + (size_t(h) * rows_ + r) * d_;
     }
+    void expect_next(const int64_t* table, int64_t first) {
+        const int64_t last = std::min<int64_t>(first + kTile, item_.last_key);
+        const int64_t from = int64_t(item_.first_head) * p_.dim;
+        fetcher_.clear();
+        for (const float* pool : {p_.keys, p_.values})
+            for (int64_t key = first; key < last; ++key)
+                fetcher_.add(p_.key_at(pool, table, key) + from);
+        fetcher_.start(int64_t(item_.heads) * p_.dim, item_.heads * (kTile / LANES * 2));
+    }
+
     int64_t offset(int h) const { return head_offset_ + h * head_stride_; }
 
     void read_queries() {
@@ -312,34 +363,51 @@ class Tiles {
         head_offset_ = 0;
     }
 
-    // Key by key through all heads, as they lie in memory.
+    // A few keys at a time through all heads, close to the order in which they lie in memory.
     void dot_products(int count) {
-        for (int i = 0; i < count; ++i)
+        pad_rows(count);
+        for (int i = 0; i < count; i += LANES)
             for (int h = 0; h < item_.heads; ++h) {
-                const float* key = key_rows_[i] + offset(h);
+                fetcher_.advance();
                 for (int r = 0; r < rows_; ++r) {
                     const float* q = query(h, r);
-                    Vec even{}, odd{};
-                    int j = 0;
-                    for (; j + 2 * LANES <= d_; j += 2 * LANES) {
-                        even += load(q + j) * load(key + j);
-                        odd += load(q + j + LANES) * load(key + j + LANES);
+                    Vec parts[LANES] = {};
+                    for (int j = 0; j < d_; j += LANES) {
+                        const Vec left = load(q + j);
+                        for (int k = 0; k < LANES; ++k)
+                            parts[k] += left * load(key_rows_[i + k] + offset(h) + j);
                     }
-                    if (j < d_) even += load(q + j) * load(key + j);
-                    logits(h, r)[i] = sum(even + odd);
+                    store(logits(h, r) + i, sums(parts));
                 }
             }
+    }
+
+    // Rows up to the next whole vector repeat the last one, so that no other is read.
+    void pad_rows(int count) {
+        for (int i = count; i % LANES; ++i) key_rows_[i] = key_rows_[count - 1];
     }
 
     // One head's logits as a matrix product with the keys turned around.
     void products(int h, int count) {
         const int filled = (count + LANES - 1) / LANES * LANES;
-        for (int i = count; i < filled; ++i) key_rows_[i] = key_rows_[count - 1];
+        pad_rows(count);
         for (int i = 0; i < filled; i += LANES)
             for (int j = 0; j < d_; j += LANES)
                 transpose(key_rows_ + i, offset(h) + j, w_.turned.data() + j * kTile + i, kTile);
         multiply(rows_, filled, d_, query(h, 0), d_, turned_rows_, 0, logits(h, 0), kTile,
                  nullptr);
+    }
+
+    // The output of a head so far, decayed, and the values of the tile by their weights.
+    void add_values(int h, int count) {
+        const int part = rows_ <= kFewRows ? LANES : kTile;
+        const float* decay = w_.decay.data() + h * rows_;
+        const float ones[kFewRows] = {1, 1, 1};
+        for (int i = 0; i < count; i += part, decay = ones) {
+            if (rows_ <= kFewRows) fetcher_.advance();
+            multiply(rows_, d_, std::min(part, count - i), logits(h, 0) + i, kTile,
+                     value_rows_ + i, offset(h), output(h, 0), d_, decay);
+        }
     }
 
     // Logits of a row in the tile to exponentials under its new maximum.
@@ -383,6 +451,7 @@ class Tiles {
     const Problem& p_;
     const Item& item_;
     Workspace& w_;
+    Fetcher fetcher_;
     const int rows_, d_;
     int64_t head_stride_ = 0, head_offset_ = 0;
     const float* key_rows_[kTile];
@@ -430,6 +499,14 @@ void divide(const Problem& p, int segments, int threads, std::vector<Item>& item
     }
 }
 
+// Threads that have enough to do: waking one takes longer than a short decode.
+int worthwhile(const Problem& p, int segments, int threads) {
+    int64_t products = 0;
+    for (int s = 0; s < segments; ++s)
+        products += p.lengths[s] * (p.contexts[s] + p.lengths[s]) * p.heads * p.dim;
+    return int(std::clamp<int64_t>(products / kProductsPerThread, 1, std::max(1, threads)));
+}
+
 void merge(const Problem& p, const Item* items, int parts, const float* partials) {
     const int rows = int(items[0].rows) * p.group;
     const int64_t stride = 2 + p.dim;
@@ -475,10 +552,11 @@ int cbviz_paged_attention(const float* query, int64_t query_row, int64_t query_h
         std::vector<Item> items;
         std::vector<Split> splits;
         int64_t partial_size = 0;
-        divide(p, int(segments), int(threads), items, splits, partial_size);
+        const int team = worthwhile(p, int(segments), int(threads));
+        divide(p, int(segments), team, items, splits, partial_size);
         std::vector<float> partials(partial_size);
         const int count = int(items.size());
-#pragma omp parallel num_threads(int(threads)) if (threads > 1 && count > 1)
+#pragma omp parallel num_threads(team) if (team > 1 && count > 1)
         {
             static thread_local Workspace workspace;
 #pragma omp for schedule(dynamic, 1)
