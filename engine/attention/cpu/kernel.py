@@ -16,7 +16,7 @@ from engine.kv_cache import KVCache
 from engine.packed_batch import PackedBatch
 
 SWITCH = "CBVIZ_CPU_KERNEL"
-"""Environment variable; 0 = attend with torch's own operators."""
+"""Environment variable; 0 = only torch's public operators."""
 HEAD_DIMS = range(1, 257)
 
 _ATTEND: Sequence[Any] = [
@@ -69,6 +69,11 @@ class Kernel:
         return output
 
 
+def switched_off() -> bool:
+    """Whoever started this asks for torch's public operators only."""
+    return os.environ.get(SWITCH, "").strip() == "0"
+
+
 def problem() -> str | None:
     """Why the kernel is not there, in one line; None = it is, or it was switched off."""
     found = _load()
@@ -90,7 +95,7 @@ def kernel_for(query: torch.Tensor, cache: KVCache) -> Kernel | None:
 @cache
 def _load() -> Kernel | str:
     """The kernel, or why there is none ('' = switched off)."""
-    if os.environ.get(SWITCH, "").strip() == "0":
+    if switched_off():
         return ""
     try:
         return Kernel(ctypes.CDLL(str(shared_object())))
