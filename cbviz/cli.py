@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,6 +65,12 @@ def _die_by_broken_pipe() -> None:
     """When the reader of our output leaves, leave without a word, as other filters do."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def calm_threads(environment: MutableMapping[str, str]) -> None:
+    """Let OpenMP threads sleep while they wait, before torch is imported: where others want the
+    cores, threads that spin at a barrier wait for one that cannot run."""
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -194,6 +200,7 @@ def run(context: click.Context, /, **given: Any) -> None:
     if not prompts:
         raise InvalidInput("nothing to run: give --prompt TEXT or --prompts FILE")
     config, trace = _config(given), _trace(given)
+    calm_threads(os.environ)
     # What is wrong so far is said at once; only now is torch worth waiting for.
     from cbviz.headless import run_prompts
 

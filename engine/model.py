@@ -74,11 +74,9 @@ def _prepare_for_cpu(model: Any, attention: str, facts: ModelFacts, report: Stag
     """
     if model.device.type != "cpu" or model.dtype is not torch.float32:
         return
-    if attention == "paged":
-        report("weights", f"{facts.name}, building the attention kernel if need be", 0, 0)
-        obstacle = problem()
-        if obstacle:
-            report("weights", f"attention with torch's own operators: {obstacle}", 0, 0)
+    obstacle = problem() if attention == "paged" else None
+    if obstacle:
+        report("weights", f"attention with torch's own operators: {obstacle}", 0, 0)
     pack_linears(model)
 
 
