@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cbviz.bench_commands import bench
 from engine.config import EngineConfig, parse_bytes
 from engine.errors import InvalidInput, ModelUnavailable
 from engine.locate import local_directory
@@ -238,6 +239,9 @@ def info(as_json: bool, **given: Any) -> None:
     from cbviz.headless import print_info
 
     print_info(config, as_json=as_json)
+
+
+cli.add_command(bench)
 
 
 def _refuse_misplaced(context: click.Context) -> None:

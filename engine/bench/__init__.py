@@ -1,0 +1,1 @@
+"""The engine's speed beside what the machine allows and what others reach (see README.md)."""
