@@ -60,18 +60,17 @@ def steps(
     shapes: tuple[str, ...], only: tuple[str, ...], rounds: int, peers: bool, as_json: bool
 ) -> None:
     """Single steps by phase, ms, beside the least time that the machine allows."""
-    from engine.bench import floor, models, report
+    from engine.bench import models, report
     from engine.bench.steps import measure
 
-    machine = floor.measure(rounds)
     found = {}
     for shape in shapes or SHAPES:
         with models.made(shape) as path:
-            found[shape] = measure(path, machine, rounds, only, peers)
+            found[shape] = measure(path, rounds, only, peers)
         if not as_json:
-            click.echo(_titled(f"{shape}\n{report.steps_table(found[shape])}"))
+            click.echo(_titled(f"{shape}\n{report.steps_table(found[shape].steps)}"))
     if as_json:
-        click.echo(report.as_json({"machine": machine, "steps": found}))
+        click.echo(report.as_json(found))
 
 
 @bench.command()

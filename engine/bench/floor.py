@@ -36,6 +36,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     gemm_gflops: dict[int, float]
     plain_gflops: dict[int, float]
 
+    def best_of(self, other: Machine) -> Machine:
+        """The larger rate of two measurements: the smaller one shared the machine."""
+        return Machine(
+            threads=self.threads,
+            read_gb_per_s=max(self.read_gb_per_s, other.read_gb_per_s),
+            gemm_gflops={n: max(x, other.gemm_gflops[n]) for n, x in self.gemm_gflops.items()},
+            plain_gflops={n: max(x, other.plain_gflops[n]) for n, x in self.plain_gflops.items()},
+        )
+
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
     """The least time of a step, ms: by memory, by arithmetic, and the larger of both."""

@@ -18,7 +18,7 @@ Job = tuple[list[int], int]
 """Prompt, and how many tokens are to be generated."""
 PATIENCE_S = 600.0
 SETTLED = 4
-"""Steps from the first token of the last request, until all decode."""
+"""Steps to spare."""
 
 
 class TransformersBatching:
@@ -64,10 +64,17 @@ class TransformersBatching:
         )
 
     def decode_ms(self, requests: int, context: int, rounds: int) -> float:
-        """The least time between two tokens when so many requests decode about there."""
-        ahead = 2 * SETTLED + rounds
-        prompt = [3] * (context - ahead // 2)
-        jobs = [([i + 1, *prompt], ahead) for i in range(requests)]
+        """The least time between two tokens while so many requests decode, and nothing else.
+
+        Prompts go in by `MAX_BATCH_TOKENS` a step: the first request must still run when the
+        last one begins, so each generates more tokens than that takes.
+        """
+        prefills = -(-requests * context // MAX_BATCH_TOKENS)
+        length = prefills + SETTLED + rounds
+        prompt = [3] * (context - prefills - rounds)
+        jobs = [([i + 1, *prompt], length) for i in range(requests)]
         _, _, stamps = self.run(jobs)
-        last = stamps[-1][SETTLED:]
-        return min(b - a for a, b in pairwise(last)) * 1e3
+        begin = max(each[0] for each in stamps)
+        end = min(each[-1] for each in stamps)
+        times = [t for t in stamps[-1] if begin < t <= end]
+        return min(b - a for a, b in pairwise(times)) * 1e3

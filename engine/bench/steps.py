@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.bench.floor import Machine, Span, floor_of
+from engine.bench import floor
+from engine.bench.floor import Machine, Span
 from engine.bench.peers import TransformersBatching
 from engine.block_pool import blocks_for
 from engine.config import EngineConfig
@@ -24,6 +25,7 @@ STEPS: dict[str, list[Span]] = {
     "prefill 256": [(256, 0)],
 }
 BLOCK_SIZE = 16
+"""Tokens."""
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,41 +41,66 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     transformers_ms: float | None = None
 
 
-def measure(
-    path: Path, machine: Machine, rounds: int, only: Sequence[str], peers: bool
-) -> list[StepTime]:
-    """Each step of STEPS, or those whose names begin as one of `only`."""
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """All steps of one shape, and the machine at its best meanwhile."""
+
+    machine: Machine
+    steps: list[StepTime]
+
+
+def measure(path: Path, rounds: int, only: Sequence[str], peers: bool) -> Steps:
+    """Each step of STEPS, or those whose names begin as one of `only`.
+
+    Ours is measured before and after theirs, and the machine between all steps: where others use
+    it, too, the least of many moments is the nearest to what it can do.
+    """
     wanted = {
         name: spans
         for name, spans in STEPS.items()
         if not only or any(name.startswith(start) for start in only)
     }
-    blocks = max(sum(_blocks(span) for span in spans) for spans in wanted.values())
+    blocks = max(sum(map(_blocks, spans)) for spans in wanted.values())
     engine = Engine(EngineConfig(model=str(path), num_blocks=blocks, block_size=BLOCK_SIZE))
     theirs = TransformersBatching(path) if peers else None
-    rows = []
+    machine = floor.measure(rounds)
+    measured: dict[str, tuple[list[StepOutput], float | None]] = {}
     for name, spans in wanted.items():
         outputs = _run(engine, spans, rounds)
-        least = min(o.build_s + o.forward_s + o.sample_s for o in outputs) * 1e3
-        floor = floor_of(machine, engine.loaded.facts, spans).ms
-        decodes = all(length == 1 for length, _ in spans)
-        rows.append(
-            StepTime(
-                step=name,
-                build_ms=statistics.median(o.build_s for o in outputs) * 1e3,
-                forward_ms=statistics.median(o.forward_s for o in outputs) * 1e3,
-                sample_ms=statistics.median(o.sample_s for o in outputs) * 1e3,
-                least_ms=least,
-                floor_ms=floor,
-                over_floor=least / floor,
-                transformers_ms=(
-                    theirs.decode_ms(len(spans), spans[0][1] + 1, rounds)
-                    if theirs and decodes and spans[0][1] < 512
-                    else None
-                ),
-            )
-        )
-    return rows
+        decode_ms = None
+        if theirs and _is_short_decode(spans):
+            decode_ms = theirs.decode_ms(len(spans), spans[0][1] + 1, rounds)
+        outputs += _run(engine, spans, rounds)
+        measured[name] = outputs, decode_ms
+        machine = machine.best_of(floor.measure(rounds))
+    facts = engine.loaded.facts
+    return Steps(
+        machine=machine,
+        steps=[
+            _summary(name, *measured[name], floor.floor_of(machine, facts, spans).ms)
+            for name, spans in wanted.items()
+        ],
+    )
+
+
+def _is_short_decode(spans: list[Span]) -> bool:
+    """One that their pool holds at every batch size."""
+    return all(length == 1 and context < 512 for length, context in spans)
+
+
+def _summary(
+    name: str, outputs: list[StepOutput], transformers_ms: float | None, floor_ms: float
+) -> StepTime:
+    least = min(o.build_s + o.forward_s + o.sample_s for o in outputs) * 1e3
+    return StepTime(
+        step=name,
+        build_ms=statistics.median(o.build_s for o in outputs) * 1e3,
+        forward_ms=statistics.median(o.forward_s for o in outputs) * 1e3,
+        sample_ms=statistics.median(o.sample_s for o in outputs) * 1e3,
+        least_ms=least,
+        floor_ms=floor_ms,
+        over_floor=least / floor_ms,
+        transformers_ms=transformers_ms,
+    )
 
 
 def _run(engine: Engine, spans: list[Span], rounds: int) -> list[StepOutput]:
