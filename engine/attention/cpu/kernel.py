@@ -23,10 +23,6 @@ _ATTEND: Sequence[Any] = [
     c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64,
     c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_float, c_int64, c_float, c_int64,
 ]  # fmt: skip
-_WRITE: Sequence[Any] = [
-    c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
-    c_int64, c_int64,
-]  # fmt: skip
 
 
 class Kernel:
@@ -35,8 +31,6 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attend: Any = library.cbviz_paged_attention
         self._attend.argtypes, self._attend.restype = _ATTEND, c_int
-        self._write: Any = library.cbviz_write
-        self._write.argtypes, self._write.restype = _WRITE, None
 
     def attend(
         self,

@@ -582,17 +582,4 @@ int cbviz_paged_attention(const float* query, int64_t query_row, int64_t query_h
     }
     return failed ? 1 : 0;
 }
-
-// New keys and values, [rows, kv_heads, dim] by strides, into their slots of the pools.
-void cbviz_write(const float* keys, const float* values, int64_t key_row, int64_t key_head,
-                 int64_t value_row, int64_t value_head, float* key_pool, float* value_pool,
-                 const int64_t* slots, int64_t rows, int64_t kv_heads, int64_t dim) {
-    for (int64_t i = 0; i < rows; ++i)
-        for (int64_t h = 0; h < kv_heads; ++h) {
-            const int64_t to = (slots[i] * kv_heads + h) * dim;
-            const size_t size = sizeof(float) * size_t(dim);
-            std::memcpy(key_pool + to, keys + i * key_row + h * key_head, size);
-            std::memcpy(value_pool + to, values + i * value_row + h * value_head, size);
-        }
-}
 }
