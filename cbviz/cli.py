@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cbviz.bench_commands import bench
 from engine.config import EngineConfig, parse_bytes
 from engine.errors import InvalidInput, ModelUnavailable
 from engine.knobs import POLICY_NAMES
@@ -66,6 +67,12 @@ def _die_by_broken_pipe() -> None:
     """When the reader of our output leaves, leave without a word, as other filters do."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def calm_threads(environment: MutableMapping[str, str]) -> None:
+    """Let OpenMP threads sleep while they wait, before torch is imported: where others want the
+    cores, threads that spin at a barrier wait for one that cannot run."""
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -254,6 +261,7 @@ def run(context: click.Context, /, **given: Any) -> None:
     if not prompts:
         raise InvalidInput("nothing to run: give --prompt TEXT or --prompts FILE")
     config, trace = _config(given), _trace(given)
+    calm_threads(os.environ)
     # What is wrong so far is said at once; only now is torch worth waiting for.
     from cbviz.headless import run_prompts
 
@@ -291,6 +299,9 @@ def info(as_json: bool, **given: Any) -> None:
     from cbviz.headless import print_info
 
     print_info(config, as_json=as_json)
+
+
+cli.add_command(bench)
 
 
 def _refuse_misplaced(context: click.Context) -> None:

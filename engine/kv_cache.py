@@ -46,3 +46,12 @@ class KVCache:
         new = slice(target * block_size, (target + 1) * block_size)
         self._keys[:, new] = self._keys[:, old]
         self._values[:, new] = self._values[:, old]
+
+    def pools(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and all values of a layer, `[num_slots, num_kv_heads, head_dim]` (no copies)."""
+        return self._keys[layer], self._values[layer]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of both pools."""
+        return self._keys.dtype

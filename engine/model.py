@@ -12,11 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from engine.attention.cpu.kernel import problem
 from engine.attention.interface import register, transformers_name
 from engine.config import EngineConfig
 from engine.errors import ModelUnavailable, first_line
 from engine.gguf import unpacked
 from engine.hub import download
+from engine.linear import pack_linears
 from engine.locate import local_model
 from engine.record import ModelFacts
 from engine.request import MAX_PENALTY, MIN_PENALTY
@@ -63,10 +65,24 @@ def load(config: EngineConfig, attention: str, report: StageReport) -> LoadedMod
     register(attention, split_keys=config.split_keys)
     model.set_attn_implementation(transformers_name(attention))
     facts = describe(config, model, hf_config)
+    _prepare_for_cpu(model, attention, facts, report)
     return LoadedModel(
         model, tokenizer, facts, device, dtype, max_model_len, _eos_ids(model, tokenizer),
         _repetition_penalty(model, config.model),
     )  # fmt: skip
+
+
+def _prepare_for_cpu(model: Any, attention: str, facts: ModelFacts, report: StageReport) -> None:
+    """Build what makes float32 on CPU fast, and say so where it cannot be had.
+
+    Parameters that are replaced are gone from the model afterwards: `facts` come first.
+    """
+    if model.device.type != "cpu" or model.dtype is not torch.float32:
+        return
+    obstacle = problem() if attention == "paged" else None
+    if obstacle:
+        report("weights", f"attention with torch's own operators: {obstacle}", 0, 0)
+    pack_linears(model)
 
 
 def resolve(config: EngineConfig, report: StageReport, *, weights: bool = True) -> Path:

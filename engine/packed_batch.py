@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -10,6 +11,30 @@ import torch
 
 from engine.mask import IntArray, PackedAxes
 from engine.record import Segment
+
+
+class SegmentArrays:
+    """The segments of a step as arrays, for a kernel: int64, on the CPU.
+
+    `lengths`, `contexts`, `first_rows`, `table_starts`: `[num_segments]`. `tables`: the block
+    tables one after the other; that of a segment begins at its `table_starts`.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], tables: Sequence[Sequence[int]], block_size: int
+    ) -> None:
+        self.block_size = block_size
+        self.lengths: IntArray = np.array([s.length for s in segments], dtype=np.int64)
+        self.contexts: IntArray = np.array([s.context for s in segments], dtype=np.int64)
+        self.first_rows: IntArray = np.cumsum(self.lengths) - self.lengths
+        sizes = np.array([len(table) for table in tables], dtype=np.int64)
+        self.table_starts: IntArray = np.cumsum(sizes) - sizes
+        self.tables: IntArray = np.fromiter(
+            itertools.chain.from_iterable(tables), np.int64, int(sizes.sum())
+        )
+        arrays = (self.lengths, self.contexts, self.first_rows, self.table_starts, self.tables)
+        self.addresses = (len(segments), *(int(array.ctypes.data) for array in arrays))
+        """The number of segments, then where each array lies, in the order above."""
 
 
 class PackedBatch:
@@ -61,6 +86,11 @@ class PackedBatch:
         """`[n_Q]` slot that takes the token's key and value: `block * block_size + offset`"""
         self.sample_rows = self._tensor(ends[samples] - 1 if len(segments) else ends)
         """`[n_S]` rows whose logits are wanted"""
+
+    @cached_property
+    def arrays(self) -> SegmentArrays:
+        """The segments and their tables, for a kernel on the CPU."""
+        return SegmentArrays(self.segments, self._tables, self.block_size)
 
     @cached_property
     def key_slots(self) -> list[torch.Tensor]:

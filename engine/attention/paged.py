@@ -1,10 +1,15 @@
-"""Paged attention request by request: no mask over the batch, no work across requests."""
+"""Paged attention: no mask over the batch, no work across requests.
+
+In float32 on CPU by a kernel that reads keys and values where they lie; otherwise (other dtypes,
+no compiler) request by request with torch's own operators, from copies.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.attention.cpu.kernel import kernel_for
 from engine.attention.softcap import softcapped_attention
 from engine.kv_cache import KVCache
 from engine.packed_batch import PackedBatch
@@ -20,7 +25,28 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> torch.Tensor:
-    """`query`: `[n_Q, num_heads, head_dim]`; returns the same shape."""
+    """`query`: `[n_Q, num_heads, head_dim]`; returns the same shape.
+
+    `window`: keys that a query sees at most, itself included; 0 = all before it. `softcap`:
+    logits become `softcap * tanh(logit / softcap)`; 0 = they stay as they are.
+    """
+    kernel = kernel_for(query, cache)
+    if kernel is not None:
+        return kernel.attend(query, cache, layer, batch, scaling, window, softcap)
+    return attend_by_request(query, cache, layer, batch, scaling, window=window, softcap=softcap)
+
+
+def attend_by_request(
+    query: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    batch: PackedBatch,
+    scaling: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """As `paged_attention`, with torch's own operators, in any dtype and on any device."""
     output = torch.empty_like(query)
     first = 0
     for segment, slots in zip(batch.segments, batch.key_slots, strict=True):

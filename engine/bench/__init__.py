@@ -1,1 +1,1 @@
-"""Measurements of the engine: against the hardware's floor and against its peers."""
+"""The engine's speed beside what the machine allows and what others reach (see README.md)."""

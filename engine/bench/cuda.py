@@ -147,9 +147,10 @@ def measure_engine(
     most = count * (len(prompts[0]) + tokens)
     engine = Engine(
         EngineConfig(
-            model=path, max_num_seqs=count, token_budget=2048, num_blocks=most // 16 + count, **way
+            model=path, max_num_seqs=count, token_budget=2048, num_blocks=most // 16 + count,
+            prefix_caching=False, **way,
         )
-    )
+    )  # fmt: skip
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
     for prompt in prompts:
