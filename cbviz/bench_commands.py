@@ -94,3 +94,16 @@ def _titled(text: str) -> str:
     from engine.bench import report
 
     return f"{report.machine_name()}\n{text}\n"
+
+
+@bench.command()
+@click.option("--running", type=click.IntRange(1, 4096), default=256, show_default=True,
+              help="Requests that decode.")  # fmt: skip
+@_json
+def scheduler(running: int, as_json: bool) -> None:
+    """What scheduling costs without a model, with 10 to 100,000 requests in the queue."""
+    from engine.bench import report
+    from engine.bench.scheduler import measure
+
+    found = measure(running)
+    click.echo(report.as_json(found) if as_json else _titled(report.scheduler_table(found)))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.record import Action, Decision, Reason, StepRecord
+from engine.record import Action, Decision, Reason, SegmentKind, StepRecord, decode_decision
 from engine.world import World
 
 
 def explain_step(record: StepRecord, world: World) -> Iterator[tuple[str, str]]:
     """`(request_id, sentence)` for every request that was live in a step.
 
-    `world` is the state after it. First those that the record names one by one, in its order, then
-    the rest of the queue.
+    `world` is the state after it. First those that decode, then the others that the record names
+    one by one, then the rest of the queue.
     """
     named = set()
-    for decision in record.decisions:
+    decodes = [s.request_id for s in record.segments if s.kind is SegmentKind.DECODE]
+    for decision in (*map(decode_decision, decodes), *record.decisions):
         named.add(decision.request_id)
         yield decision.request_id, sentence(decision)
     if record.rest is not None:
@@ -66,10 +67,12 @@ def _scheduled(decision: Decision) -> str:
     if decision.action is Action.DECODE:
         return "decode: 1 token"
     tokens, to_go = decision.tokens, decision.left - decision.tokens
+    behind = f" after {decision.have} cached" if decision.have else ""
     if to_go == 0:
-        which = "the last " if decision.chunk > 1 else "all " if tokens > 1 else ""
-        return f"prefill: {which}{_tokens(tokens)}"
-    what = f"prefill chunk {decision.chunk}: {_tokens(tokens)}, {to_go} to go"
+        whole = tokens > 1 and not behind
+        which = "the last " if decision.chunk > 1 else "all " if whole else ""
+        return f"prefill: {which}{_tokens(tokens)}{behind}"
+    what = f"prefill chunk {decision.chunk}: {_tokens(tokens)}{behind}, {to_go} to go"
     match decision.reason:
         case Reason.BUDGET_SPENT:
             return f"{what} (the budget of {decision.limit} is spent)"

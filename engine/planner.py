@@ -158,7 +158,6 @@ class Planner:
                 request_id, SegmentKind.DECODE, position, 1, position, True
             )
             tables[request_id] = table
-            decisions[request_id] = Decision(request_id, Action.DECODE, Reason.SCHEDULED, 1, 1)
             self._budget -= 1
 
     def _serve_prefills(self, prefills: list[Request]) -> None:
@@ -206,8 +205,9 @@ class Planner:
         )
         self._tables[request_id] = table
         self._decisions[request_id] = Decision(
-            request_id, Action.PREFILL, chunk.reason, tokens, left, limit=chunk.limit, chunk=number
-        )
+            request_id, Action.PREFILL, chunk.reason, tokens, left,
+            have=start if number == 1 else 0, limit=chunk.limit, chunk=number,
+        )  # fmt: skip
         self._budget -= tokens
         self._partial += not whole
 

@@ -42,7 +42,8 @@ class Reason(StrEnum):
 
     `tokens` run now of `left` that were left to compute; `chunk` counts the prefill chunks since
     the request was admitted, from 1. With `Action.PREFILL` the reason says why the chunk is not
-    longer; with `Action.WAIT`, why nothing runs.
+    longer, and `have` how many tokens the first one begins behind, because they were cached; with
+    `Action.WAIT`, why nothing runs.
     """
 
     SCHEDULED = "scheduled"
@@ -117,6 +118,11 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     limit: int = 0
     other: str = ""
     chunk: int = 0
+
+
+def decode_decision(request_id: str) -> Decision:
+    """That of a request that decodes: records leave it out."""
+    return Decision(request_id, Action.DECODE, Reason.SCHEDULED, tokens=1, left=1)
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -330,11 +336,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one step did.
 
     `events` stand in the order in which they happened, those from between the last step and this
-    one (added, refused, cancelled, knob changed) first. `decisions` name
-    each running request and each waiting one that was looked at; `rest` holds for every other
-    waiting request (its `request_id` is empty), so that a record stays small however long the
-    queue is. `sampled` stands in the order of `segments`. `num_*` and `blocks_*` count the state
-    after the step; `blocks_used` were held while it ran.
+    one (added, refused, cancelled, knob changed) first. `decisions` name each running request but
+    those that decode, whose segment says it all, and each waiting one that was looked at; `rest`
+    holds for every other waiting request (its `request_id` is empty), so that a record stays
+    small however long the queue is (`World.decision` finds that of any request). `sampled` stands
+    in the order of `segments`. `num_*` and `blocks_*` count the state after the step;
+    `blocks_used` were held while it ran.
     A step in which nothing ran (only events between steps) has no segments.
     """
 

@@ -43,6 +43,7 @@ from engine.record import (
     Segment,
     SegmentKind,
     StepRecord,
+    decode_decision,
 )
 from engine.request import FinishReason, RequestStatus, SamplingParams
 from engine.waiting_queue import WaitingQueue
@@ -230,6 +231,8 @@ class World:
         self.last: StepRecord | None = None
         self._finished_order: list[str] = []
         self._decisions: dict[str, Decision] = {}
+        self._decoded: set[str] | None = None
+        """Who decoded in the last step, once somebody asks."""
         self._epoch = 0
         self._epochs = [0]
 
@@ -268,6 +271,7 @@ class World:
             self._sample(sample, ended_at)
         self.step = record.step
         self.last = record
+        self._decoded = None
         self._decisions = {decision.request_id: decision for decision in record.decisions}
         self._forget_old()
 
@@ -282,6 +286,11 @@ class World:
         view = self.requests.get(request_id)
         if found is not None or view is None or self.last is None:
             return found
+        if self._decoded is None:
+            decodes = (s for s in self.last.segments if s.kind is SegmentKind.DECODE)
+            self._decoded = {segment.request_id for segment in decodes}
+        if request_id in self._decoded:
+            return decode_decision(request_id)
         waited = view.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         return self.last.rest if waited and view.added_step <= self.step else None
 

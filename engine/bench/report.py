@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from engine.bench.floor import Machine
+from engine.bench.scheduler import SchedulerCost
 from engine.bench.steps import StepTime
 from engine.bench.workload import Result
 
@@ -75,6 +76,22 @@ def workload_table(results: Sequence[Result]) -> str:
         for r in results
     ]  # fmt: skip
     return table(head, rows)
+
+
+def scheduler_table(rows: Sequence[SchedulerCost]) -> str:
+    """A row a length of the queue, µs."""
+    head = ["running", "waiting", "add", "cancel", "plan", "whole step", "encode", "record"]
+    return table(
+        head,
+        [
+            [
+                str(r.running), f"{r.waiting:,}",
+                *(f"{x:.0f}" for x in (r.add_us, r.cancel_us, r.plan_us, r.step_us, r.encode_us)),
+                f"{r.record_bytes / 1000:.1f} kB",
+            ]
+            for r in rows
+        ],
+    )  # fmt: skip
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -25,8 +25,8 @@ from engine.scheduler import Scheduler
 WAITING = (10, 100, 1_000, 10_000, 100_000)
 BLOCK_SIZE = 16
 PROMPT = 24
-FOLDED = 200
-"""Steps of a measurement."""
+STEPS = 200
+"""Of a measurement."""
 
 
 class SchedulerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +91,9 @@ def _measure(running: int, waiting: int) -> SchedulerCost:
     gc.freeze()
     adding = sum(_clock(partial(_add, core, request_id)) for request_id in queued)
     core.step()
-    plans = [_clock(lambda: core.scheduler.plan(0.0)) for _ in range(FOLDED)]
+    plans = [_clock(lambda: core.scheduler.plan(0.0)) for _ in range(STEPS)]
     records: list[StepRecord] = []
-    steps = [_clock(lambda: records.append(core.step())) for _ in range(FOLDED)]
+    steps = [_clock(lambda: records.append(core.step())) for _ in range(STEPS)]
     encoder = msgspec.msgpack.Encoder()
     encoded = [_clock(partial(encoder.encode, record)) for record in records]
     middle = queued[waiting // 2 : waiting // 2 + 5]
@@ -113,14 +113,14 @@ def _measure(running: int, waiting: int) -> SchedulerCost:
 
 
 def _engine(running: int) -> EngineCore:
-    blocks = running * (PROMPT + 3 * FOLDED) // BLOCK_SIZE
+    blocks = running * (PROMPT + 3 * STEPS) // BLOCK_SIZE
     knobs = Knobs(token_budget=running * PROMPT, max_num_seqs=running)
     scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), knobs, max_model_len=10**6)
     return EngineCore(scheduler, NoModel(), NoText())
 
 
 def _add(core: EngineCore, request_id: str) -> None:
-    params = SamplingParams(max_tokens=2 * FOLDED + 100, ignore_eos=True)
+    params = SamplingParams(max_tokens=2 * STEPS + 100, ignore_eos=True)
     token_ids = [hash((request_id, index)) % 30_000 for index in range(PROMPT)]
     core.add(Request(request_id, "a prompt", token_ids, params, 0))
 
@@ -130,8 +130,3 @@ def _clock(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return (time.perf_counter() - started) * 1e6
-
-
-if __name__ == "__main__":
-    for row in measure():
-        print(row)

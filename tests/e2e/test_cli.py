@@ -80,8 +80,8 @@ def test_explain_says_for_every_step_why_each_request_did_or_did_not_run():
     lines = [line.split(maxsplit=3) for line in done.stderr.splitlines() if line[:5] == "step "]
     first = {request_id: words for _, step, request_id, words in lines if step == "0"}
     assert first == {
-        "A": "prefill: the last 3 tokens",
-        "B": "prefill chunk: 3 tokens, 2 to go",
+        "A": "prefill: all 3 tokens",
+        "B": "prefill chunk 1: 3 tokens, 2 to go (the budget of 6 is spent)",
         "C": "budget spent: 0 of 6 left, 3 tokens to compute",
         "D": "behind C",
     }
