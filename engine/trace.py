@@ -1,14 +1,14 @@
 """Trace files: the records of a run on disk, readable up to any damage.
 
 Layout: the line `cbviz-trace 2`, then frames of `[length u32][crc32 u32][msgpack]`, little-endian.
-The first frame is a `RunHeader` (with `SCHEMA` beside it, for readers outside Python), each next
-one a `StepRecord`, the last one an end mark. A frame is handed to the operating system as soon as
-its step has ended, so that a killed process loses at most the frame it was writing.
+The first frame is a `RunHeader` (with `SCHEMA` beside it, for readers outside Python) as it is.
+All others lie in one zstd stream behind it: a `StepRecord` each, the last one an end mark. The
+stream is flushed and handed to the operating system as soon as a step has ended, so that a killed
+process loses at most the step it was writing.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import zstandard
 
 from engine.errors import InvalidInput
 from engine.record import SCHEMA, RunHeader, StepRecord
 
 MAGIC = b"cbviz-trace 2\n"
 MAX_FRAME = 256 * 1024 * 1024
+MAX_WINDOW = 2**23
+"""Bytes that reading may look back; writing looks back 2 MiB."""
+PIECE = 4096
+"""Bytes read at once, packed: what they can grow to is bounded by that."""
+LEVEL = 3
 _HEAD = struct.Struct("<II")
 
 
@@ -49,6 +55,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
 
 
+def _framed(value: _Frame) -> bytes:
+    body = _encoder.encode(value)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
 class TraceWriter:
     """Writes one trace. `write` raises OSError when the disk is full; the file stays readable.
 
@@ -61,31 +72,29 @@ class TraceWriter:
         self.steps = 0
         try:
             self._file = path.open("wb", buffering=0)
-            self._put(MAGIC)
-            self._frame(TraceHeader(header=header, schema=SCHEMA))
+            self._put(MAGIC + _framed(TraceHeader(header=header, schema=SCHEMA)))
         except OSError as error:
             raise InvalidInput(f"cannot write the trace {path}: {error.strerror}") from error
+        self._stream = zstandard.ZstdCompressor(level=LEVEL).compressobj()
 
     def write(self, record: StepRecord) -> None:
         """Append one step."""
-        self._frame(TraceStep(record=record))
+        self._put(self._stream.compress(_framed(TraceStep(record=record))))
+        self._put(self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
         self.steps += 1
 
     def close(self) -> None:
         """Write the end mark and close. A trace without it was interrupted."""
         if not self._file.closed:
             try:
-                self._frame(TraceEnd(steps=self.steps))
+                self._put(self._stream.compress(_framed(TraceEnd(steps=self.steps))))
+                self._put(self._stream.flush())
             finally:
                 self._file.close()
 
     def abandon(self) -> None:
         """Close without the end mark, after a failed write."""
         self._file.close()
-
-    def _frame(self, value: _Frame) -> None:
-        body = _encoder.encode(value)
-        self._put(_HEAD.pack(len(body), zlib.crc32(body)) + body)
 
     def _put(self, data: bytes) -> None:
         """All of it, or OSError: a raw file may take less than it is given."""
@@ -140,6 +149,29 @@ class Recording:
         self.lost = True
 
 
+class _Unpacked:
+    """The bytes of a zstd stream that may break off anywhere: all that were flushed are given."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._unpack = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj()
+        self._bytes = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes; none at the end.
+
+        Raises:
+            zstandard.ZstdError: the stream is damaged.
+        """
+        while not self._bytes:
+            packed = b"" if self._unpack.eof else self._file.read(PIECE)
+            if not packed:
+                return b""
+            self._bytes = memoryview(self._unpack.decompress(packed))
+        part, self._bytes = self._bytes[:size], self._bytes[size:]
+        return bytes(part)
+
+
 class TraceReader:
     """Reads one trace, step by step, and stops at the first damage.
 
@@ -157,7 +189,8 @@ class TraceReader:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise InvalidInput(f"cannot read the trace {path}: {error.strerror}") from error
-        self._size = os.fstat(self._file.fileno()).st_size
+        # Until the header is read, frames lie in the file as they are.
+        self._stream: BinaryIO | _Unpacked = self._file
         if self._file.read(len(MAGIC)) != MAGIC:
             self._file.close()
             raise InvalidInput(f"{path} is not a cbviz trace (or one of another version)")
@@ -166,6 +199,7 @@ class TraceReader:
             self._file.close()
             raise InvalidInput(f"the trace {path} is damaged at its beginning: nothing to show")
         self.header = first.header
+        self._stream = _Unpacked(self._file)
 
     def __iter__(self) -> Iterator[StepRecord]:
         while True:
@@ -185,23 +219,42 @@ class TraceReader:
 
     def _next(self) -> _Frame | None:
         """The next frame; None at the end or at damage, which is then described."""
-        head = self._file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
+        try:
+            body = self._body()
+            if body is not None:
+                return _decoder.decode(body)
             self.damage = f"the trace breaks off after {self._count()}"
+        except (msgspec.MsgspecError, ValueError, zstandard.ZstdError):
+            self.damage = f"the trace is damaged after {self._count()}"
+        return None
+
+    def _body(self) -> bytes | None:
+        """What the next frame holds; None when the file ends before its end.
+
+        Raises:
+            ValueError, zstandard.ZstdError: it is damaged.
+        """
+        head = self._read(_HEAD.size)
+        if head is None:
             return None
         size, checksum = _HEAD.unpack(head)
-        if size > min(MAX_FRAME, self._size - self._file.tell()):
-            self.damage = f"the trace breaks off after {self._count()}"
-            return None
-        body = self._file.read(size)
-        if zlib.crc32(body) != checksum:
-            self.damage = f"the trace is damaged after {self._count()}"
-            return None
-        try:
-            return _decoder.decode(body)
-        except (msgspec.MsgspecError, ValueError):
-            self.damage = f"the trace is damaged after {self._count()}"
-            return None
+        if size > MAX_FRAME:
+            raise ValueError("a frame of that size is not ours")
+        body = self._read(size)
+        if body is not None and zlib.crc32(body) != checksum:
+            raise ValueError("the checksum differs")
+        return body
+
+    def _read(self, size: int) -> bytes | None:
+        """Exactly so many bytes, in pieces: a damaged length must not take memory at once."""
+        parts: list[bytes] = []
+        while size > 0:
+            part = self._stream.read(min(size, 2**20))
+            if not part:
+                return None
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def _count(self) -> str:
         return "1 step" if self._steps == 1 else f"{self._steps} steps"

@@ -74,7 +74,9 @@ def test_a_trace_cut_off_anywhere_opens_up_to_there(engine, trace):
 
 def test_a_flipped_byte_costs_only_what_lies_behind_it(engine, trace):
     data = bytearray(trace.read_bytes())
-    middle = len(data) * 2 // 3
+    (header_size,) = struct.unpack_from("<I", data, len(MAGIC))
+    steps = len(MAGIC) + 8 + header_size
+    middle = steps + (len(data) - steps) * 2 // 3
     data[middle] ^= 0xFF
     trace.write_bytes(data)
     records, damage = read(trace)
