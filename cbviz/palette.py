@@ -35,6 +35,8 @@ class Glyphs:
     """False, or nothing here."""
     free: str
     """A free block."""
+    evictable: str
+    """A block in no table whose content is cached."""
     pad: str
     """Padding."""
     fills: Sequence[str]
@@ -51,6 +53,10 @@ class Glyphs:
     """A token that yields a logit."""
     written: str
     """Written in this step."""
+    evicted: str
+    """Taken from the prefix cache in this step, and written."""
+    shared: str
+    """In more than one block table."""
     cursor: str
     """Points at the selected row."""
     ellipsis: str
@@ -67,17 +73,17 @@ class Glyphs:
 
 
 UNICODE_GLYPHS = Glyphs(
-    full="█", cached="▓", upper="▀", lower="▄", half_blocks=True, off="·", free="·", pad="╳",
-    fills=" ▁▂▃▄▅▆▇█", shades=" ░▒▓█", bar="█", bar_alt="▓", bar_rest="░", edge="▏",
-    samples="▸", written="◂", cursor="▸", ellipsis="…", arrow="→", dash="–", times="×",
-    middot="·", check="✓", cross="✗", line="─", spark="▁▂▃▄▅▆▇█",
+    full="█", cached="▓", upper="▀", lower="▄", half_blocks=True, off="·", free="·", evictable="▯",
+    pad="╳", fills=" ▁▂▃▄▅▆▇█", shades=" ░▒▓█", bar="█", bar_alt="▓", bar_rest="░", edge="▏",
+    samples="▸", written="◂", evicted="✗", shared="+", cursor="▸", ellipsis="…",
+    arrow="→", dash="–", times="×", middot="·", check="✓", cross="✗", line="─", spark="▁▂▃▄▅▆▇█",
 )  # fmt: skip
 
 ASCII_GLYPHS = Glyphs(
-    full="#", cached="+", upper="#", lower="#", half_blocks=False, off=".", free=".", pad="x",
-    fills=".12345678", shades=" -=%#", bar="#", bar_alt="=", bar_rest=".", edge="|",
-    samples=">", written="<", cursor=">", ellipsis="~", arrow=">", dash="-", times="x",
-    middot="-", check="v", cross="x", line="-", spark="_.-:=+*#",
+    full="#", cached="+", upper="#", lower="#", half_blocks=False, off=".", free=".", evictable=":",
+    pad="x", fills=".12345678", shades=" -=%#", bar="#", bar_alt="=", bar_rest=".", edge="|",
+    samples=">", written="<", evicted="!", shared="+", cursor=">", ellipsis="~",
+    arrow=">", dash="-", times="x", middot="-", check="v", cross="x", line="-", spark="_.-:=+*#",
 )  # fmt: skip
 
 
@@ -110,29 +116,29 @@ _TINTS_16 = (("bright_green", "bright_black"), ("cyan", "bright_black"),
 
 _UI_NAMES = (
     "text", "muted", "faint", "accent", "ok", "warn", "error", "title", "decode", "prefill",
-    "waiting", "preempted", "finished", "pad", "rest",
+    "waiting", "preempted", "finished", "pad", "rest", "evictable",
 )  # fmt: skip
 _UI_DARK = (
     "#d7dde5", "#8b95a3", "#4a535f", "#8ab4f8", "#7ddc8a", "#f2c14e", "#ff7b72", "bold #f0f3f6",
-    "#7cc7ff", "#8f7ee6", "#c9b458", "#e58fd0", "#8b95a3", "#ff9d3c", "#4a535f",
+    "#7cc7ff", "#8f7ee6", "#c9b458", "#e58fd0", "#8b95a3", "#ff9d3c", "#4a535f", "#7d8590",
 )  # fmt: skip
 _UI_LIGHT = (
     "#20262d", "#5c6670", "#b4bcc5", "#1f5fbf", "#1d7a3a", "#8a5a00", "#b3261e", "bold #101418",
-    "#0a6fb8", "#6b4fd0", "#7a6200", "#9c2f80", "#5c6670", "#b85c00", "#b4bcc5",
+    "#0a6fb8", "#6b4fd0", "#7a6200", "#9c2f80", "#5c6670", "#b85c00", "#b4bcc5", "#8a939d",
 )  # fmt: skip
 _UI_256 = (
     "color(253)", "color(246)", "color(240)", "color(111)", "color(114)", "color(221)",
     "color(209)", "bold color(255)", "color(117)", "color(105)", "color(179)", "color(176)",
-    "color(246)", "color(208)", "color(240)",
+    "color(246)", "color(208)", "color(240)", "color(244)",
 )  # fmt: skip
 _UI_16 = (
     "white", "bright_black", "bright_black", "bright_blue", "bright_green", "bright_yellow",
     "bright_red", "bold bright_white", "bright_white", "bright_blue", "yellow", "bright_magenta",
-    "bright_black", "yellow", "bright_black",
+    "bright_black", "yellow", "bright_black", "bright_black",
 )  # fmt: skip
 _UI_NONE = (
     "none", "dim", "dim", "bold", "none", "bold", "bold reverse", "bold", "bold", "none", "dim",
-    "underline", "dim", "reverse", "dim",
+    "underline", "dim", "reverse", "dim", "dim",
 )  # fmt: skip
 
 
@@ -165,6 +171,8 @@ class Palette:
     pad: Style
     rest: Style
     """The part of a bar that nothing fills."""
+    evictable: Style
+    """What is cached and may be taken: grey, of no request any more."""
     cursor: Style
     """Laid over what is selected."""
 

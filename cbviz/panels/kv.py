@@ -12,15 +12,25 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from cbviz.cells import Cell, Line, grounded, note, titled
-from cbviz.kv_grid import FREE, BlockGrid, Blocks, plan_blocks
+from cbviz.kv_grid import NOBODY, BlockGrid, Blocks, filler, holders, plan_blocks
 from cbviz.palette import Palette
 from cbviz.panels.base import Panel
 from cbviz.panels.selection import TokenSelected
 from cbviz.sanitize import width_of
 
+NAMED_HOLDERS = 6
+"""Requests that share a block: as many are named by their letters."""
+
+LegendItem = tuple[str, Style, str]
+"""A glyph, its style, and the word for it."""
+
 
 class KVPanel(Panel):
     """How full each block is, whose it is, and which were written in this step.
+
+    Held blocks have the capital letter of their request; evictable ones, which the prefix cache
+    keeps until somebody needs them, the small letter of the request that filled them, if it is
+    known still; free ones have none.
 
     Physical view: one cell a block, in the order of the pool; blocks never move. Logical view
     (`v`): the block table of each running request, in its order.
@@ -66,22 +76,36 @@ class KVPanel(Panel):
         self._entitle()
 
     def _entitle(self) -> None:
-        blocks = self._blocks
+        """The three states in the title; what is stored there too, or else below, if it fits."""
+        blocks, palette = self._blocks, self.palette
         self.border_subtitle = ""
         if blocks is None:
-            self.border_title = titled("KV cache", "", self.palette)
+            self.border_title = titled("KV cache", "", palette)
             return
-        held = f"{blocks.held} of {len(blocks.owner)} blocks held"
-        dot = f" {self.palette.glyphs.middot} "
-        waste = f"{blocks.tokens} tokens{dot}{blocks.tail_waste * 100:.0f} % tail waste"
-        room = self.size.width - 14
-        fits = len(held + dot + waste) <= room
-        name = "KV cache" if len(held) <= room else "KV"
-        self.border_title = titled(name, held + dot + waste if fits else held, self.palette)
-        if len(waste) > self.size.width - 4:
-            waste = waste.removesuffix(" tail waste") + " waste"
-        if not fits:
-            self.border_subtitle = Text().append(waste, self.palette.muted)
+        dot = f" {palette.glyphs.middot} "
+        room = self.size.width - 4
+        forms = _counts(blocks, dot)
+        fitting = (form for form in forms if len("  ".join(form)) <= room)
+        name, counts = next(fitting, forms[-1])
+        use = self._use(blocks)
+        line = dot.join([counts, *use])
+        fits = len(name) + 2 + len(line) <= room
+        self.border_title = titled(name, line if fits else counts, palette)
+        while use and len(dot.join(use)) > room:
+            use = use[1:]
+        if use and not fits:
+            self.border_subtitle = Text().append(dot.join(use), palette.muted)
+
+    def _use(self, blocks: Blocks) -> list[str]:
+        """What the held blocks are used for, and what the prefix cache spared."""
+        use = [f"{blocks.tokens} tokens", f"{blocks.tail_waste * 100:.0f} % tail waste"]
+        if self.size.width < 40:
+            use[1] = use[1].replace("tail ", "")
+        world = self.frame.world if self.frame else None
+        if world is not None and world.cache_queried_tokens:
+            rate = 100 * world.cache_hit_tokens / world.cache_queried_tokens
+            use.append(f"hit {rate:.0f} %")
+        return use
 
     @property
     def grid(self) -> BlockGrid | None:
@@ -134,17 +158,32 @@ class KVPanel(Panel):
         """One block: how full, whose, a mark where it was written or is shared."""
         glyphs = self.palette.glyphs
         owner = int(blocks.owner[block])
-        if owner == FREE:
+        if owner == NOBODY:
+            if blocks.cached[block]:
+                return self._evictable(block, width)
             return (glyphs.free.rjust(min(2, width)).ljust(width), self.palette.faint)
         letter = self.palette.letter(owner)
         style = self._style(owner, bool(blocks.written[block]))
         if width == 1:
             return letter, style
-        mark = " "
-        if width >= 3:
-            mark = "+" if blocks.sharers[block] > 1 else mark
-            mark = glyphs.written if blocks.written[block] else mark
+        mark = self._mark(blocks, block) if width >= 3 else ""
         return (self._fill(int(blocks.fill[block])) + letter + mark).ljust(width)[:width], style
+
+    def _evictable(self, block: int, width: int) -> Cell:
+        """A hollow cell with the small letter of the request that filled it."""
+        ordinal = filler(self.frame.world, block)[0] if self.frame else None
+        letter = "" if ordinal is None else self.palette.letter(ordinal).lower()
+        text = self.palette.glyphs.evictable + letter
+        return (text if width > 1 else text[-1]).ljust(width), self.palette.evictable
+
+    def _mark(self, blocks: Blocks, block: int) -> str:
+        """What is most worth knowing of a held block."""
+        glyphs = self.palette.glyphs
+        if blocks.evicted[block]:
+            return glyphs.evicted
+        if blocks.written[block]:
+            return glyphs.written
+        return glyphs.shared if blocks.sharers[block] > 1 else " "
 
     def _fill(self, tokens: int) -> str:
         fills = self.palette.glyphs.fills
@@ -156,12 +195,17 @@ class KVPanel(Panel):
         return tint.name if written else tint.dim
 
     def _many(self, blocks: Blocks, block: int, count: int) -> Cell:
-        """Several blocks in one cell: how many of them are held, in the tint of their owner."""
+        """Several blocks in one cell: how many of them are held, in the tint of their owner.
+
+        Where none is held, whether one is evictable.
+        """
         part = slice(block, block + count)
         owners = np.unique(blocks.owner[part])
-        owners = owners[owners != FREE]
+        owners = owners[owners != NOBODY]
         shades = self.palette.glyphs.shades
         if not len(owners):
+            if blocks.cached[part].any():
+                return self.palette.glyphs.evictable, self.palette.evictable
             return self.palette.glyphs.free, self.palette.faint
         held = int(np.count_nonzero(blocks.sharers[part]))
         total = len(blocks.owner[part])
@@ -206,7 +250,8 @@ class KVPanel(Panel):
                     number = self.palette.text if written else self.palette.muted
                     cells.append((f"{block:>{digits}}", number))
                     fill = self._fill(int(blocks.fill[block]))
-                    cells.append((f"{fill} ", self._style(view.ordinal, written)))
+                    mark = self.palette.glyphs.shared if blocks.sharers[block] > 1 else " "
+                    cells.append((fill + mark, self._style(view.ordinal, written)))
                 lines.append(cells)
         return lines
 
@@ -218,46 +263,93 @@ class KVPanel(Panel):
             line.add(self.palette.glyphs.cursor + " ", self.palette.accent)
             words = self._explain(self._blocks, self.cursor)
             return line.fit(words, self.palette.text, ascii=self.palette.ascii).strip()
-        for text, style in self._legend():
-            if width_of(text) <= line.left:
-                line.add(text, style)
+        legend = _fitting(self._legend(), self.size.width)
+        for index, (glyph, style, word) in enumerate(legend):
+            line.add("  " if index else "", self.palette.muted)
+            line.add(glyph, style).add(f" {word}" if glyph else word, self.palette.muted)
         return line.strip()
 
     def _explain(self, blocks: Blocks, block: int) -> str:
-        owner = int(blocks.owner[block])
+        """All about the block under the cursor, and in brief about its neighbours in the cell."""
         size, dash = blocks.block_size, self.palette.glyphs.dash
-        slots = f"slots {block * size}{dash}{(block + 1) * size - 1}"
-        if owner == FREE:
-            return f"block {block}: free, {slots}"
-        fill, first = int(blocks.fill[block]), int(blocks.first_position[block])
-        sharers = int(blocks.sharers[block])
-        written = ", written in this step" if blocks.written[block] else ""
-        shared = f", shared by {sharers}" if sharers > 1 else ""
-        held = f"positions {first}{dash}{first + fill - 1}" if fill else "reserved"
-        letter = self.palette.letter(owner)
-        return f"block {block}: {letter} {held}, {fill} of {size}{written}{shared}, {slots}"
+        words = f"block {block}: {self._state(blocks, block)}"
+        words += f", slots {block * size}{dash}{(block + 1) * size - 1}"
+        grid = self.grid
+        if grid is None or grid.per_cell == 1:
+            return words
+        first = block - block % grid.per_cell
+        last = min(first + grid.per_cell, grid.num_blocks) - 1
+        part = slice(first, last + 1)
+        held = int(np.count_nonzero(blocks.sharers[part]))
+        evictable = int(np.count_nonzero(blocks.is_evictable[part]))
+        free = last + 1 - first - held - evictable
+        counts = f"{held} held, {evictable} evictable, {free} free"
+        return f"{first}{dash}{last}: {counts}; {words}"
 
-    def _legend(self) -> list[Cell]:
-        glyphs, muted, grid = self.palette.glyphs, self.palette.muted, self.grid
-        tint = self.palette.tint(0)
+    def _state(self, blocks: Blocks, block: int) -> str:
+        if blocks.owner[block] != NOBODY:
+            return self._held_words(blocks, block)
+        if not blocks.cached[block] or self.frame is None:
+            return "free"
+        ordinal, first = filler(self.frame.world, block)
+        positions = f"positions {first}{self.palette.glyphs.dash}{first + blocks.block_size - 1}"
+        if ordinal is None:
+            return f"cached, free to be taken: {positions} of a request that is gone"
+        return f"cached, free to be taken: {self.palette.letter(ordinal)} {positions}"
+
+    def _held_words(self, blocks: Blocks, block: int) -> str:
+        fill, first = int(blocks.fill[block]), int(blocks.first_position[block])
+        letter, dash = self.palette.letter(int(blocks.owner[block])), self.palette.glyphs.dash
+        held = f"positions {first}{dash}{first + fill - 1}" if fill else "reserved"
+        parts = [f"{letter} {held}", f"{fill} of {blocks.block_size}"]
+        if blocks.sharers[block] > 1:
+            parts[0] = f"shared by {self._sharers(blocks, block)}: {held}"
+        if blocks.evicted[block]:
+            parts.append("evicted in this step")
+        if blocks.written[block]:
+            parts.append("written in this step")
+        if blocks.cached[block]:
+            parts.append("cached")
+        return ", ".join(parts)
+
+    def _sharers(self, blocks: Blocks, block: int) -> str:
+        """How many have it, and who."""
+        ordinals = holders(self.frame.world, block) if self.frame else []
+        letters = [self.palette.letter(ordinal) for ordinal in ordinals[:NAMED_HOLDERS]]
+        if len(ordinals) > NAMED_HOLDERS:
+            letters.append(self.palette.glyphs.ellipsis)
+        return f"{int(blocks.sharers[block])} ({', '.join(letters)})"
+
+    def _legend(self) -> list[LegendItem]:
+        """What the cells mean, the most important first."""
+        glyphs, grid = self.palette.glyphs, self.grid
+        tint, faint = self.palette.tint(0), self.palette.faint
+        evictable = self.palette.evictable
         if self.logical:
-            cells = [
-                (glyphs.fills[6], tint.dim), (" how full  ", muted),
-                (glyphs.fills[6], tint.name), (" written", muted), ("  v blocks", muted),
+            return [
+                (glyphs.fills[6], tint.dim, "how full"), (glyphs.fills[6], tint.name, "written"),
+                (glyphs.shared, self.palette.text, "shared"), ("", faint, "v blocks"),
             ]  # fmt: skip
-        elif grid is not None and grid.per_cell > 1:
-            words = f" held  {grid.per_cell} blocks a cell  v tables"
-            cells = [(glyphs.shades[1] + glyphs.shades[4], tint.dim), (words, muted)]
-        else:
-            one = grid is not None and grid.cell_width == 1
-            fill, half = ("", "") if one else (glyphs.fills[8], glyphs.fills[4])
-            mark = glyphs.written if grid is not None and grid.cell_width >= 3 else ""
-            cells = [
-                (f"{fill}A", tint.dim), (" cached  ", muted),
-                (f"{half}A{mark}", tint.name), (" written  ", muted),
-                (glyphs.free, self.palette.faint), (" free", muted), ("  v tables", muted),
+        if grid is not None and grid.per_cell > 1:
+            return [
+                (glyphs.shades[1] + glyphs.shades[4], tint.dim, "held"),
+                (glyphs.evictable, evictable, "evictable"), (glyphs.free, faint, "free"),
+                ("", faint, f"{grid.per_cell} blocks a cell"), ("", faint, "v tables"),
             ]  # fmt: skip
-        return cells
+        width = grid.cell_width if grid is not None else 1
+        full, half, hollow = ("", "", "")
+        if width > 1:
+            full, half, hollow = glyphs.fills[8], glyphs.fills[4], glyphs.evictable
+        items = [
+            (f"{full}A", tint.dim, "held"), (f"{hollow}a", evictable, "evictable"),
+            (glyphs.free, faint, "free"),
+            (f"{half}A{glyphs.written if width >= 3 else ''}", tint.name, "written"),
+        ]  # fmt: skip
+        if width >= 3:
+            if self._blocks is not None and self._blocks.evicted.any():
+                items.append((glyphs.evicted, self.palette.text, "evicted"))
+            items.append((glyphs.shared, self.palette.text, "shared"))
+        return [*items, ("", faint, "v tables")]
 
     # The cursor.
 
@@ -295,12 +387,19 @@ class KVPanel(Panel):
         self.refresh()
 
     def _put_cursor(self, block: int) -> None:
+        """Move the cursor there, and select whose block it is, or was."""
         self.cursor = block
         if self._blocks is not None and self.frame is not None:
-            owner = int(self._blocks.owner[block])
-            for request_id in self.frame.world.running:
-                if self.frame.world.requests[request_id].ordinal == owner:
-                    position = int(self._blocks.first_position[block])
+            world, owner = self.frame.world, int(self._blocks.owner[block])
+            position: int | None = int(self._blocks.first_position[block])
+            known = world.running
+            if owner == NOBODY and self._blocks.cached[block]:
+                known, position = [world.cached[block][0]], None
+                ordinal = filler(world, block)[0]
+                owner = NOBODY if ordinal is None else ordinal
+            for request_id in known:
+                view = world.view(request_id)
+                if view is not None and view.ordinal == owner:
                     self.post_message(TokenSelected(request_id, position, self))
         self.refresh()
 
@@ -324,3 +423,27 @@ class KVPanel(Panel):
         if self.logical:
             event.stop()
             self.action_move(0, -2)
+
+
+def _counts(blocks: Blocks, dot: str) -> list[tuple[str, str]]:
+    """The panel's name and how many blocks are in each state, in ever fewer cells."""
+    held, evictable, free, count = blocks.held, blocks.evictable, blocks.free, len(blocks.owner)
+    three = f"held {held}{dot}evictable {evictable}{dot}free {free} of {count}"
+    return [
+        ("KV cache", f"{three} blocks"),
+        ("KV", f"{three} blocks"),
+        ("KV", three),
+        ("KV", f"{held} held {evictable} evictable {free} free"),
+        ("KV", f"{held} held {evictable} evict. {free} free"),
+        ("KV", f"{held}+{evictable}+{free} of {count}"),
+    ]
+
+
+def _fitting(legend: list[LegendItem], width: int) -> list[LegendItem]:
+    """As many items as there is room for, the first ones."""
+    used, shown = -2, []
+    for item in legend:
+        used += 2 + width_of(f"{item[0]} {item[2]}".strip())
+        if used <= width:
+            shown.append(item)
+    return shown

@@ -18,7 +18,7 @@ from cbviz.frame import Frame
 from cbviz.palette import Palette
 from cbviz.panels.base import Panel
 from cbviz.panels.reason import why
-from cbviz.panels.rows import finish_words, letter_of, ratio, seconds, tail
+from cbviz.panels.rows import finish_words, hits, letter_of, ratio, seconds, tail
 from cbviz.sanitize import fit, one_line
 from engine.record import SegmentKind
 from engine.request import RequestStatus
@@ -27,7 +27,7 @@ from engine.world import RequestView, World
 ID_FROM_WIDTH = 110
 """Narrower panels name a request by its letter alone."""
 BAR_FROM_WIDTH = 90
-BAR = 6
+BAR = 7
 
 
 class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
@@ -184,18 +184,22 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         return "idle", width, palette.waiting
 
     def _progress(self, view: RequestView, width: int) -> list[Segment]:
-        """Prompt tokens computed, and a bar while there are some left."""
+        """Prompt tokens computed, a bar while there are some left, then what the cache had."""
         palette, total = self.palette, view.num_prompt_tokens
         done = min(view.num_computed, total) if view.live else total
         numbers = ratio(done, total)
         style = palette.text if view.live else palette.finished
         line = [Segment(f"{numbers:<8}", style)]
-        if not view.live or done in (0, total) or not width:
-            return [*line, Segment(" " * width)]
+        if not width:
+            return line
+        if not view.live or done in (0, total):
+            return [*line, Segment(f"{hits(view):<{width}}", palette.muted)]
         filled = max(1, BAR * done // total)
+        cached = min(filled, BAR * view.hit_tokens // total)
         return [
             *line,
-            Segment(palette.glyphs.bar * filled, palette.prefill),
+            Segment(palette.glyphs.bar_alt * cached, palette.muted),
+            Segment(palette.glyphs.bar * (filled - cached), palette.prefill),
             Segment(palette.glyphs.bar_rest * (BAR - filled) + " ", palette.rest),
         ]
 
@@ -212,6 +216,9 @@ class RequestsPanel(Panel, ScrollView, inherit_bindings=False):
         running = self._kinds.get(view.request_id) is SegmentKind.DECODE
         if view.live and not running:
             reason = why(world, view, palette)
+            if self._kinds.get(view.request_id) is SegmentKind.PREFILL and view.hit_tokens:
+                total = view.num_prompt_tokens
+                reason += f"; {view.hit_tokens} of {total} prompt tokens from the cache"
             return [Segment(fit(one_line(reason), width, ascii=palette.ascii), palette.muted)]
         prompt, text = tail(view.prompt, view.text, width, ascii=palette.ascii)
         style = palette.text if view.live else palette.finished

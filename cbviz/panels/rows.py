@@ -53,6 +53,11 @@ def ratio(done: int, total: int) -> str:
     return next((form for form in forms if len(form) <= RATIO_WIDTH), share)
 
 
+def hits(view: RequestView) -> str:
+    """`24 hit`: prompt tokens that the prefix cache had, in 7 cells at most; empty if none."""
+    return f"{_thousands(view.hit_tokens, 0)} hit" if view.hit_tokens else ""
+
+
 def _thousands(count: int, digits: int) -> str:
     if count < 1000:
         return str(count)

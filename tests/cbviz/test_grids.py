@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.strip import Strip
 
 from cbviz.cells import bin_edges, share
 from cbviz.frame import Frame
-from cbviz.kv_grid import plan_blocks
+from cbviz.kv_grid import Blocks, plan_blocks
 from cbviz.mask_grid import MaskGrid, Mode, Zoom, coverage
 from cbviz.palette import Palette
 from cbviz.panels.base import Panel
@@ -25,9 +26,10 @@ from cbviz.panels.kv import KVPanel
 from cbviz.panels.mask import MaskPanel
 from cbviz.panels.selection import TokenSelected
 from engine.mask import PackedAxes
-from engine.record import Segment, SegmentKind
+from engine.record import BlockMerged, BlocksEvicted, Segment, SegmentKind
 from tests.cbviz.synthetic import FakeEngine, header, story, words
 from tests.cbviz.test_sanitize import unsafe
+from tests.engine import fakes
 
 SIZES = [(8, 3), (28, 6), (46, 10), (70, 20), (118, 25), (200, 48)]
 HOSTILE = [
@@ -53,7 +55,7 @@ class Stage(App[None]):
         self.picked.append((event.request_id, event.position))
 
 
-def frame_of(engine: FakeEngine) -> Frame:
+def frame_of(engine: FakeEngine | fakes.FakeEngine) -> Frame:
     return Frame(engine.world.copy(), engine.records[-1], list(engine.records))
 
 
@@ -197,20 +199,80 @@ def test_shares_use_all_cells_and_forget_nobody(amounts: list[int], cells: int) 
         assert all(got > 0 for got, amount in zip(given_cells, amounts, strict=True) if amount)
 
 
-def check_blocks(panel: KVPanel, frame: Frame) -> None:
+def cached_frames(seed: int) -> Iterator[Frame]:
+    """Frames of a real scheduler with a prefix cache: hits, forks, merges, evictions."""
+    chance = random.Random(seed)
+    size = chance.choice([1, 4])
+    engine = fakes.FakeEngine(
+        token_budget=chance.choice([5, 16, 40]), max_num_seqs=4, block_size=size,
+        num_blocks=chance.choice([12, 14, 32]) * 4 // size, max_model_len=64,
+    )  # fmt: skip
+    system = list(range(1, 18))
+    for step in range(30):
+        if step % 3 == 0:
+            shared = system[: chance.choice([0, 9, 17])]
+            own = [chance.randrange(1, fakes.VOCAB) for _ in range(chance.randint(1, 6))]
+            for name in ("a", "b")[: chance.randint(1, 2)]:
+                engine.add(f"{name}{step}", shared + own, max_tokens=chance.randint(1, 20), n=2)
+        engine.step()
+        yield frame_of(engine)
+
+
+def written_blocks(frame: Frame) -> set[int]:
+    """Block by block, token by token; a duplicate that was given up is not what stands there."""
     assert frame.record is not None
-    world, grid, glyphs = frame.world, panel.grid, panel.palette.glyphs
-    if grid is None:
-        return
-    size = world.header.block_size
-    owners = world.owners()
-    written = {
+    world, size = frame.world, frame.world.header.block_size
+    merged = {(e.request_id, e.index) for e in frame.record.events if isinstance(e, BlockMerged)}
+    return {
         view.block_table[position // size]
         for segment in frame.record.segments
         if (view := world.view(segment.request_id)) is not None
         for position in range(segment.start, segment.start + segment.length)
         if position // size < len(view.block_table)
+        and (segment.request_id, position // size) not in merged
     }
+
+
+def held_text(
+    palette: Palette, frame: Frame, block: int, width: int, holders: list[tuple[str, int]]
+) -> str:
+    """What a held block looks like."""
+    assert frame.record is not None
+    glyphs, size = palette.glyphs, frame.world.header.block_size
+    letter = palette.letter(frame.world.requests[holders[0][0]].ordinal)
+    if width == 1:
+        return letter
+    text = glyphs.fills[-(-8 * max(fill for _, fill in holders) // size)] + letter
+    if width == 2:
+        return text
+    taken = [e.block_ids for e in frame.record.events if isinstance(e, BlocksEvicted)]
+    if any(block in block_ids for block_ids in taken):
+        return text + glyphs.evicted
+    if block in written_blocks(frame):
+        return text + glyphs.written
+    return text + glyphs.shared if len(holders) > 1 else text
+
+
+def evictable_text(palette: Palette, frame: Frame, block: int, width: int) -> str:
+    """What an evictable block looks like: hollow, and a small letter."""
+    view = frame.world.view(frame.world.cached[block][0])
+    assert view is not None
+    letter = palette.letter(view.ordinal).lower()
+    return letter if width == 1 else palette.glyphs.evictable + letter
+
+
+def assert_look(palette: Palette, shown: Style, wanted: Style) -> None:
+    """The same colour and weight; without colours, the panel's own."""
+    assert shown.color == wanted.color or palette.color == "none"
+    assert (bool(shown.bold), bool(shown.dim)) == (bool(wanted.bold), bool(wanted.dim))
+
+
+def check_blocks(panel: KVPanel, frame: Frame) -> None:
+    world, grid, palette = frame.world, panel.grid, panel.palette
+    glyphs = palette.glyphs
+    if grid is None:
+        return
+    owners, evictable, written = world.owners(), set(world.evictable), written_blocks(frame)
     lines = [cells_of(panel.render_line(y)) for y in range(grid.lines)]
     for block in range(0, world.header.num_blocks, grid.per_cell):
         line, place = divmod(block, grid.per_line)
@@ -220,32 +282,167 @@ def check_blocks(panel: KVPanel, frame: Frame) -> None:
         inside = range(block, min(block + grid.per_cell, world.header.num_blocks))
         if grid.per_cell > 1:
             held = sum(b in owners for b in inside)
-            wanted = glyphs.free if not held else glyphs.shades[-(-4 * held // len(inside))]
-            assert text == wanted
-        elif block not in owners:
-            assert text.strip() == glyphs.free
+            none = glyphs.evictable if evictable & set(inside) else glyphs.free
+            assert text == (none if not held else glyphs.shades[-(-4 * held // len(inside))])
+        elif block in owners:
+            assert text.rstrip() == held_text(palette, frame, block, grid.cell_width, owners[block])
+            tint = palette.tint(world.requests[owners[block][0][0]].ordinal)
+            assert_look(palette, style, tint.name if block in written else tint.dim)
+        elif block in evictable:
+            assert text.rstrip() == evictable_text(palette, frame, block, grid.cell_width)
+            assert_look(palette, style, palette.evictable)
         else:
-            request_id, fill = owners[block][0]
-            view = world.requests[request_id]
-            letter = panel.palette.letter(view.ordinal)
-            wanted = glyphs.fills[-(-8 * fill // size)] + letter
-            assert text.rstrip() == (
-                letter if grid.cell_width == 1
-                else wanted + (glyphs.written if block in written and grid.cell_width > 2 else "")
-            )  # fmt: skip
-            tint = panel.palette.tint(view.ordinal)
-            assert style.color == (tint.name if block in written else tint.dim).color
+            assert block in world.free
+            assert text.strip() == glyphs.free
+            assert_look(palette, style, palette.faint)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("palette", [Palette.make(), Palette.make(ascii=True, color="16")])
+@pytest.mark.parametrize("size", [*SIZES, (16, 3), (36, 4)])
+@pytest.mark.parametrize(
+    "palette",
+    [Palette.make(), Palette.make(ascii=True, color="16"), Palette.make(ascii=True, color="none")],
+)
 async def test_blocks_equal_the_pool(size: tuple[int, int], palette: Palette) -> None:
     panel = KVPanel(palette)
     async with Stage(panel).run_test(size=size):
         for seed in range(2):
-            for frame in frames(seed):
+            for frame in (*frames(seed), *cached_frames(seed)):
                 panel.show(frame)
                 check_blocks(panel, frame)
+
+
+def test_the_cached_frames_show_all_that_can_happen() -> None:
+    seen = [Blocks.of(f.world, f.record) for seed in range(2) for f in cached_frames(seed)]
+    assert any(blocks.evicted.any() for blocks in seen)
+    assert any((blocks.sharers > 1).any() for blocks in seen)
+    assert any(blocks.held and blocks.evictable and blocks.free for blocks in seen)
+    worlds = [f.world for seed in range(2) for f in cached_frames(seed)]
+    assert any(world.merged_blocks for world in worlds)
+    for blocks, world in zip(seen, worlds, strict=True):
+        counts = (blocks.held, blocks.evictable, blocks.free)
+        assert counts == (world.blocks_held, len(world.evictable), len(world.free))
+
+
+@pytest.mark.parametrize("color", ["truecolor", "256", "16", "none"])
+@pytest.mark.parametrize("ascii", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+async def test_the_three_states_never_look_alike(color: str, ascii: bool, width: int) -> None:
+    palette = Palette.make(ascii=ascii, color=color)  # type: ignore[arg-type]
+    panel = KVPanel(palette)
+    engine = fakes.FakeEngine(num_blocks=16)
+    engine.add("a", 8, max_tokens=1)
+    engine.step()
+    engine.add("b", 30, max_tokens=2)
+    engine.step()
+    async with Stage(panel).run_test(size=(60, 6)):
+        panel.show(frame_of(engine))
+        blocks = panel._blocks
+        assert blocks is not None
+        states = (blocks.sharers > 0, blocks.is_evictable, blocks.owner + blocks.cached < 0)
+        places = [int(np.flatnonzero(state)[0]) for state in states]
+        texts = [panel._cell(blocks, place, width)[0] for place in places]
+        assert len({text.strip() for text in texts}) == 3
+        assert all(cell_len(text) == width for text in texts)
+        assert all(text.isascii() for text in texts) or not ascii
+
+
+def scripted() -> fakes.FakeEngine:
+    """Two requests that share two blocks of one that is gone."""
+    engine = fakes.FakeEngine(num_blocks=12, token_budget=32)
+    system = list(range(1, 13))
+    engine.add("a", [*system, 20], max_tokens=2, ignore_eos=True)
+    engine.step()
+    engine.step()
+    engine.add("b", [*system[:8], 30, 31, 32], max_tokens=9, ignore_eos=True)
+    engine.add("c", [*system[:8], 40, 41, 42], max_tokens=9, ignore_eos=True)
+    engine.step()
+    return engine
+
+
+async def test_the_cursor_says_which_state_a_block_is_in() -> None:
+    engine = scripted()
+    panel = KVPanel(Palette.make())
+    stage = Stage(panel)
+    async with stage.run_test(size=(110, 8)) as pilot:
+        frame = frame_of(engine)
+        panel.show(frame)
+        table = engine.world.requests["b"].block_table
+        left = next(iter(engine.world.evictable))
+        free = next(iter(engine.world.free))
+        said = {}
+        for block in (table[0], table[2], left, free):
+            panel.cursor = block
+            said[block] = panel.render_line(7).text
+        first = table[0]
+        assert f"block {first}: shared by 2 (B, C): positions 0–3, 4 of 4, cached" in said[first]
+        assert "B positions 8–10, 3 of 4, written in this step, slots" in said[table[2]]
+        assert f"block {left}: cached, free to be taken: A positions 8–11" in said[left]
+        slots = f"slots {free * 4}–{free * 4 + 3}"
+        assert f"block {free}: free, {slots}" in said[free]
+        panel._put_cursor(left)
+        await pilot.pause()
+        assert stage.picked == [("a", None)]
+        del frame.world.requests["a"]
+        assert "positions 8–11 of a request that is gone" in panel.render_line(7).text
+        assert panel._cell(Blocks.of(frame.world, None), left, 3)[0] == "▯  "
+
+
+async def test_an_evicted_block_says_so() -> None:
+    engine = fakes.FakeEngine(num_blocks=4, token_budget=32)
+    engine.add("a", 12, max_tokens=1)
+    engine.step()
+    engine.add("b", 14, max_tokens=3, ignore_eos=True)
+    record = engine.step()
+    taken = next(e.block_ids for e in record.events if isinstance(e, BlocksEvicted))
+    panel = KVPanel(Palette.make())
+    async with Stage(panel).run_test(size=(110, 8)):
+        panel.show(frame_of(engine))
+        panel.cursor = taken[0]
+        assert "evicted in this step, written in this step" in panel.render_line(7).text
+        assert "✗" in panel.render_line(0).text
+        panel.cursor = None
+        assert "✗ evicted" in panel.render_line(7).text
+
+
+async def test_a_cell_of_many_blocks_counts_the_three_states() -> None:
+    engine = scripted()
+    panel = KVPanel(Palette.make())
+    async with Stage(panel).run_test(size=(6, 4)) as pilot:
+        panel.show(frame_of(engine))
+        grid = panel.grid
+        assert grid is not None
+        assert grid.per_cell > 1
+        await pilot.pause()
+        assert panel._blocks is not None
+        panel.cursor = 1
+        words = panel._explain(panel._blocks, 1)
+        inside = range(grid.per_cell)
+        held = sum(b in engine.world.owners() for b in inside)
+        evictable = sum(b in set(engine.world.evictable) for b in inside)
+        free = grid.per_cell - held - evictable
+        counts = f"{held} held, {evictable} evictable, {free} free"
+        assert words.startswith(f"0–{grid.per_cell - 1}: {counts}; block 1: ")
+
+
+@pytest.mark.parametrize("width", range(12, 140, 3))
+async def test_the_title_names_the_three_states_in_any_room(width: int) -> None:
+    panel = KVPanel(Palette.make())
+    engine = scripted()
+    async with Stage(panel).run_test(size=(width, 8)) as pilot:
+        panel.show(frame_of(engine))
+        await pilot.pause()
+        title, below = (
+            Text.from_markup(str(words)).plain
+            for words in (panel.border_title, panel.border_subtitle)
+        )
+        assert max(len(title), len(below)) <= width - 4 or title == "KV  4+1+7 of 12"
+        numbers = [int(n) for n in "".join(c if c.isdigit() else " " for c in title).split()]
+        world = engine.world
+        assert numbers[:3] == [world.blocks_held, len(world.evictable), len(world.free)]
+        if width >= 40:
+            assert "evictable" in title
+            assert "tail waste" in title + below
+            assert "hit 46 %" in title + below  # 16 of 13 + 11 + 11 tokens
 
 
 async def test_block_tables_read_in_order() -> None:
@@ -261,6 +458,22 @@ async def test_block_tables_read_in_order() -> None:
             numbers = "".join(char if char.isdigit() else " " for char in line).split()
             assert line.startswith(panel.palette.letter(view.ordinal))
             assert [int(number) for number in numbers] == view.block_table
+
+
+async def test_block_tables_mark_what_is_shared() -> None:
+    panel = KVPanel(Palette.make())
+    engine = scripted()
+    async with Stage(panel).run_test(size=(60, 12)) as pilot:
+        panel.show(frame_of(engine))
+        panel.focus()
+        await pilot.press("v")
+        for y, request_id in enumerate(engine.world.running):
+            table = engine.world.requests[request_id].block_table
+            cells = panel.render_line(y).text.split()[1:]
+            for block, cell in zip(table, cells, strict=True):
+                shared = len(engine.world.owners()[block]) > 1
+                assert cell.endswith("+") == shared
+        assert "+ shared" in panel.render_line(11).text
 
 
 @given(st.integers(1, 5000), st.integers(8, 200), st.integers(1, 50))

@@ -67,6 +67,8 @@ def test_what_differs_in_colour_differs_in_shape(ascii: bool) -> None:
     glyphs = Palette.make(ascii=ascii).glyphs
     assert len({glyphs.full, glyphs.cached, glyphs.off, glyphs.pad}) == 4
     assert len({glyphs.bar, glyphs.bar_alt, glyphs.bar_rest, glyphs.pad}) == 4
+    assert len({glyphs.free, glyphs.evictable, *glyphs.shades}) == 7
+    assert len({glyphs.written, glyphs.evicted, glyphs.shared}) == 3
     assert len(set(glyphs.fills)) == len(glyphs.fills) == 9
     assert len(set(glyphs.shades)) == len(glyphs.shades) == 5
 

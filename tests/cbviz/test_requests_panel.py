@@ -13,6 +13,7 @@ from cbviz.panels.requests import RequestsPanel, ordered
 from cbviz.panels.rows import RATIO_WIDTH, ratio, tail
 from engine.record import Action, Decision, Reason
 from tests.cbviz.synthetic import FakeEngine, header, story, words
+from tests.engine import fakes
 
 
 class Alone(App[None]):
@@ -32,7 +33,7 @@ class Alone(App[None]):
         yield self.panel
 
 
-def frame_of(engine: FakeEngine) -> Frame:
+def frame_of(engine: FakeEngine | fakes.FakeEngine) -> Frame:
     return Frame(engine.world.copy(), engine.records[-1] if engine.records else None)
 
 
@@ -80,6 +81,28 @@ async def test_a_line_says_state_progress_and_why() -> None:
         chunked = next(line for line in lines if "prefill" in line)
         assert f"{engine.world.requests['d'].num_computed}/75" in chunked
         assert "prefill chunk 2:" in chunked
+
+
+async def test_a_line_says_what_came_from_the_cache() -> None:
+    engine = fakes.FakeEngine(token_budget=8, num_blocks=64)
+    prompt = list(range(1, 41))
+    engine.add("a", prompt[:25], max_tokens=1)
+    for _ in range(4):
+        engine.step()
+    engine.add("b", prompt, max_tokens=4, ignore_eos=True)
+    engine.step()
+    app = Alone(Palette.make())
+    async with app.run_test(size=(170, 8)) as pilot:
+        app.panel.show(frame_of(engine))
+        await pilot.pause()
+        _, line, *_ = lines_of(app.panel)
+        assert "32/40   ▓▓▓▓█░░" in line
+        assert "24 of 40 prompt" in line
+        engine.step()
+        app.panel.show(frame_of(engine))
+        await pilot.pause()
+        _, line, *_ = lines_of(app.panel)
+        assert "40/40   24 hit " in line
 
 
 async def test_a_waiting_request_is_behind_a_letter() -> None:

@@ -20,6 +20,7 @@ from engine.protocol import (
     Pause,
     Pending,
     Ready,
+    ResetPrefixCache,
     Run,
     RunState,
     SetKnob,
@@ -31,7 +32,7 @@ from engine.protocol import (
     encode,
     read_message,
 )
-from engine.record import Added, Cancelled, KnobChanged, Refused
+from engine.record import Added, CacheReset, Cancelled, KnobChanged, Refused
 from engine.request import SamplingParams
 from engine.trace import TraceReader
 from engine.world import World
@@ -132,6 +133,23 @@ def test_from_load_to_shutdown(worker, config, tmp_path):
     assert reader.damage == ""
     assert [record.step for record in records] == [0, 1, 2, 3]
     assert any(isinstance(event, Cancelled) for event in records[-1].events)
+
+
+def test_settings_change_and_the_cache_is_reset_between_steps(worker, config):
+    long = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompt = "the cat sat on the mat and the dog sat on the cat"
+    worker.send(Load(config), Add(prompt, long), Step(12))
+    worker.until(lambda m: isinstance(m, Stepped) and m.record.step == 11)
+    worker.send(ResetPrefixCache())
+    assert "held by running requests" in worker.until_a(Notice).message
+    worker.send(SetKnob("scheduling_policy", "lottery"))
+    assert "is one of fcfs, prefill-first, priority" in worker.until_a(Notice).message
+    worker.send(SetKnob("no such", 1))
+    assert "there is no knob 'no such'" in worker.until_a(Notice).message
+    worker.send(ResetPrefixCache(force=True), SetKnob("scheduling_policy", "priority"), Step(1))
+    events = worker.until_a(Stepped).record.events
+    assert CacheReset in {type(event) for event in events}
+    assert KnobChanged("scheduling_policy", "fcfs", "priority") in events
 
 
 def test_a_run_paces_itself_pauses_and_takes_requests_at_their_step(worker, config):
