@@ -178,7 +178,8 @@ class PoolDraft:
         """Give back references, in order."""
         for block_id in block_ids:
             self._dropped[block_id] += 1
-            if self._pool.ref_counts[block_id] <= self._dropped[block_id]:
+            references = self._pool.ref_counts[block_id] + self._shared[block_id]
+            if references <= self._dropped[block_id]:
                 del self._dropped[block_id]
                 cached = block_id in self._pool.cache and block_id not in self.taken
                 (self._returned_cached if cached else self._returned).append(block_id)

@@ -313,8 +313,9 @@ class EngineCore:
         while True:
             try:
                 return self.scheduler.plan(now)
-            except RequestFailed as failure:
-                events = self.scheduler.fail(failure.request_id, str(failure), now)
+            except RequestFailed as error:
+                failure = self._failure(self._outputs[error.request_id], str(error), now)
+                events = self.scheduler.fail(failure, trusted=True)
                 self._pending += events
                 self._close(events, now)
 
@@ -335,7 +336,10 @@ class EngineCore:
     ) -> tuple[list[Event], list[Sample]]:
         """Turn drawn tokens into streamed text, and apply the step; its events and samples."""
         outputs = [self._outputs[s.request_id] for s in plan.segments if s.samples]
-        errors = {outputs[row].request.request_id: text for row, text in output.errors.items()}
+        errors = {
+            outputs[row].request.request_id: self._failure(outputs[row], message, now)
+            for row, message in output.errors.items()
+        }
         stopped: set[str] = set()
         texts: list[str] = []
         for out, token_id in zip(outputs, output.token_ids, strict=True):
@@ -365,6 +369,12 @@ class EngineCore:
         if ended:
             self._close(events, now)
         return events, sampled
+
+    def _failure(self, out: _Output, message: str, now: float) -> Failed:
+        """The end of a request that cannot go on, with the text that was still held back."""
+        text = out.flush()
+        out.text += text
+        return Failed(out.request.request_id, message, now, text)
 
     def _top(self, out: _Output, row: int, output: StepOutput) -> list[tuple[int, str, float]]:
         """The likeliest tokens of a row, if they are wanted."""

@@ -243,9 +243,7 @@ class Planner:
         table = self._tables.pop(request_id, victim.block_table)
         if segment is not None:
             self._budget += segment.length
-            self._partial -= segment.kind is SegmentKind.PREFILL and not segment.samples
         self._running.remove(victim)
-        self._num_running -= 1
         self._preempted_for = by.request_id
         freed = table[::-1]
         self._pool.release(freed)
@@ -391,11 +389,21 @@ class Planner:
                     left=request.num_left, have=parent.num_computed, limit=prompt,
                     other=parent.request_id,
                 )  # fmt: skip
-            # The last token known is computed again, for its logits.
-            tokens = min(prompt, request.num_tokens - 1)
-            full = tokens // self._size
-            copy_from = parent.block_table[full] if tokens % self._size else None
-            return Reuse(tokens, parent.block_table[:full], copy_from, parent.request_id)
+            fork = self._fork(parent, request)
+            # After a preemption, more of it may be cached than the prompt.
+            return max(fork, self._cached(request), key=lambda reuse: reuse.tokens)
+        return self._cached(request)
+
+    def _fork(self, parent: Request, request: Request) -> Reuse:
+        """What it has in common with a running request. The last token known is computed again,
+        for its logits."""
+        tokens = min(parent.num_prompt_tokens, request.num_tokens - 1)
+        full = tokens // self._size
+        copy_from = parent.block_table[full] if tokens % self._size else None
+        return Reuse(tokens, parent.block_table[:full], copy_from, parent.request_id)
+
+    def _cached(self, request: Request) -> Reuse:
+        """What the prefix cache has of it."""
         if not self._knobs.prefix_caching:
             return Reuse()
         blocks = self._queues.pool.cache.lookup(request, self._pool.taken)

@@ -293,13 +293,14 @@ class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancelled"):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """Something could not be computed.
 
-    With a `request_id`: that request, which ends with it. Without: a whole step, of which nothing
-    happened.
+    With a `request_id`: that request, which ends with it; `text` completes its output. Without: a
+    whole step, of which nothing happened.
     """
 
     request_id: str
     message: str
     at: float
+    text: str = ""
 
 
 class KnobChanged(msgspec.Struct, frozen=True, array_like=True, tag="knob_changed"):

@@ -152,19 +152,23 @@ class Scheduler:
         """
         return self._end(self.requests[request_id])
 
-    def fail(self, request_id: str, message: str, now: float) -> list[Event]:
-        """End a live request that cannot be computed; what it computed is not to be trusted.
+    def fail(self, failure: Failed, *, trusted: bool = False) -> list[Event]:
+        """End a live request that cannot go on.
+
+        Unless what it computed is `trusted`, the prefix cache forgets it, and running requests
+        that have some of it do not join the cache any more.
 
         Raises:
             KeyError: no live request has this id.
         """
-        request = self.requests[request_id]
-        events: list[Event] = [Failed(request_id, message, now)]
-        gone = self.pool.uncache(request.block_table)
-        if gone:
-            events.append(BlocksUncached(gone))
-            self._leave_forgotten_blocks()
-        events.append(Finished(request_id, FinishReason.ERROR, now))
+        request = self.requests[failure.request_id]
+        events: list[Event] = [failure]
+        if not trusted:
+            gone = self.pool.uncache(request.block_table)
+            if gone:
+                events.append(BlocksUncached(gone))
+            self._keep_out_of_cache(request)
+        events.append(Finished(request.request_id, FinishReason.ERROR, failure.at))
         return events + self._end(request)
 
     def set_knob(self, name: str, value: Knob) -> list[Event]:
@@ -229,7 +233,7 @@ class Scheduler:
         now: float,
         *,
         stopped: Collection[str] = (),
-        failed: Mapping[str, str] | None = None,
+        failed: Mapping[str, Failed] | None = None,
     ) -> list[Event]:
         """Apply an executed plan.
 
@@ -238,7 +242,7 @@ class Scheduler:
             sampled: one token id for each sampling segment, in order.
             now: seconds since the engine started.
             stopped: requests whose text ends here, with a stop string.
-            failed: requests whose new token cannot be drawn, with the reason.
+            failed: requests whose new token cannot be drawn, and why.
 
         Returns the events of the step: those of the plan, then what the new tokens brought about.
         """
@@ -261,7 +265,7 @@ class Scheduler:
                 request.num_chunks += 1
             token = next(tokens) if segment.samples else None
             if failed and request.request_id in failed:
-                after += self.fail(request.request_id, failed[request.request_id], now)
+                after += self.fail(failed[request.request_id])
                 continue
             if (
                 end >= (request.num_cached_blocks + 1) * size
@@ -445,13 +449,16 @@ class Scheduler:
             merged.append(BlocksCached(request.request_id, start, cached))
         return merged
 
-    def _leave_forgotten_blocks(self) -> None:
-        """Running requests that hold blocks which the cache forgot do not join it any more."""
+    def _keep_out_of_cache(self, failed: Request) -> None:
+        """Running requests that hold what a failed one computed, or what the cache forgot with it,
+        or copied from it, do not join the cache any more."""
+        held = set(failed.block_table)
         for request in self.running.values():
             known = request.num_cached_blocks
             while known and request.block_table[known - 1] not in self.pool.cache:
                 known -= 1
-            if known < request.num_cached_blocks:
+            shares = not held.isdisjoint(request.block_table) or request.fork_of is failed
+            if shares or known < request.num_cached_blocks:
                 request.num_cached_blocks = known
                 request.cache_epoch = -1
 

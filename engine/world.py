@@ -478,7 +478,9 @@ class World:
 
     def _on_failed(self, event: Failed) -> None:
         if event.request_id in self.requests:
-            self._own(event.request_id).error = event.message
+            view = self._own(event.request_id)
+            view.error = event.message
+            view.text += event.text
 
     def _on_knob(self, event: KnobChanged) -> None:
         self.knobs = self.knobs.changed(event.name, event.new)
