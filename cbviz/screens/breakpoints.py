@@ -34,7 +34,7 @@ class BreakpointsScreen(LiveScreen):
         Binding("escape,b,q", "leave", "close", show=False),
         Binding("up", "move(-1)", "up", show=False),
         Binding("down", "move(1)", "down", show=False),
-        Binding("space,enter", "toggle", "on/off", show=False),
+        Binding("space,enter", "switch", "on/off", show=False),
         Binding("delete,x,backspace", "remove", "remove", show=False),
         Binding("a,i", "add", "add", show=False),
         Binding("c", "go_on", "continue", show=False),
@@ -92,7 +92,7 @@ class BreakpointsScreen(LiveScreen):
         self.set_focus(self.list)
         self.list.move(lines)
 
-    def action_toggle(self) -> None:
+    def action_switch(self) -> None:
         """Off, or on again."""
         if (entry := self.list.chosen) is not None:
             self._driver.toggle_break(entry)
