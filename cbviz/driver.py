@@ -97,6 +97,9 @@ class Driver:
                     self._greet()
             case Broke(hits=hits):
                 self.breaks.count(hits)
+                if message.paused and self.session.step != message.step:
+                    # The status line tells of the step that is looked at, and of no other.
+                    self._say(f"paused: {hits[0].words} (step {message.step})", "information")
             case Notice():
                 self._budget_asked = None
             case Pending() | Stepped() if self._budget_asked is not None:
@@ -282,8 +285,8 @@ class Driver:
             record = session.history.record_at(step)
             hits = self._watch.step(record) if record is not None else []
             if hits:
+                session.go_to(step)
                 self.on_message(Broke(step, hits, paused=True))
-                self._say(f"breakpoint: {hits[0].words} (step {step})", "information")
                 self._play(False)
                 return step
         return target

@@ -273,7 +273,6 @@ class Worker:
         paused = self.running
         self.link.send(Broke(record.step, hits, paused))
         if paused:
-            self._say(f"breakpoint: {hits[0].words} (step {record.step})", "info")
             self._set_running(False)
 
     def _report_pending(self) -> None:
