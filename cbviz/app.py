@@ -58,6 +58,7 @@ class CbvizApp(App[int]):
         demo: requests to queue when the engine is ready.
         start_paused: stand still until told to run.
         params: how tokens are drawn for prompts that are typed in.
+        break_on: breakpoints to begin with (`engine.breakpoints`).
     """
 
     session: Session
@@ -88,6 +89,7 @@ class CbvizApp(App[int]):
         demo: Sequence[Add] = (),
         start_paused: bool = False,
         params: SamplingParams | None = None,
+        break_on: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.palette = palette
@@ -96,6 +98,7 @@ class CbvizApp(App[int]):
         self._demo = demo
         self._start_paused = start_paused
         self._params = params
+        self._break_on = break_on
         self._drawn_at = 0.0
         self._draw_timer: Timer | None = None
         self._play_timer: Timer | None = None
@@ -146,7 +149,7 @@ class CbvizApp(App[int]):
         self.session = Session(follow=self.source.can_drive)
         self.driver = Driver(
             self.source, self.session, self.say, speed=self._speed, demo=self._demo,
-            start_paused=self._start_paused, params=self._params,
+            start_paused=self._start_paused, params=self._params, break_on=self._break_on,
         )  # fmt: skip
         self.inbox = Inbox(self._wake)
         self.status = StatusLine(palette, self.session, id="status")
@@ -180,10 +183,10 @@ class CbvizApp(App[int]):
         """Until the panels are there, the one thing to be done is to leave.
 
         The keys that open the line come before all others, so that what follows them in the same
-        breath is typed into it; in the line they are letters.
+        breath is typed into it; in the line, and over the panels, they are letters.
         """
-        if action in ("inject", "ask_step") and self._up and self.prompt.input.has_focus:
-            return False
+        if action in ("inject", "ask_step") and self._up:
+            return not (self.prompt.input.has_focus or len(self.screen_stack) > 1)
         return self._up or action == "quit"
 
     def _start(self) -> None:
@@ -271,6 +274,7 @@ class CbvizApp(App[int]):
     def _draw(self) -> None:
         """Draw the newest state."""
         from cbviz.panels.status import StatusView
+        from cbviz.screens.base import LiveScreen
 
         self._draw_timer = None
         if not self._up:
@@ -283,6 +287,9 @@ class CbvizApp(App[int]):
         for panel in self.panels:
             if self.arrangement.shows(panel):
                 panel.show(frame)
+        for over in self.screen_stack[1:]:
+            if isinstance(over, LiveScreen):
+                over.show(frame)
         world = frame.world if frame else None
         counts = (len(world.running), len(world.waiting), world.num_finished) if world else (0,) * 3
         status = StatusView(
@@ -359,6 +366,17 @@ class CbvizApp(App[int]):
     def action_ask_step(self) -> None:
         """Type the number of a step."""
         self.prompt.ask_step()
+
+    def action_breakpoints(self) -> None:
+        """Where a run stands still."""
+        from cbviz.screens.breakpoints import BreakpointsScreen
+
+        self.push_screen(BreakpointsScreen(self.palette, self.driver))
+
+    def action_go_on(self) -> None:
+        """Go on after a pause."""
+        self.driver.go_on()
+        self._follow_up()
 
     def action_cancel(self) -> None:
         """Cancel the selected request."""

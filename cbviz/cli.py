@@ -192,6 +192,11 @@ def temperature_option(default: float) -> Callable[[F], F]:
 
 
 trace_option = click.option("--trace", metavar="FILE", help="Record every step in this file.")
+break_option = click.option(
+    "--break-on", multiple=True, metavar="WHAT",
+    help="Pause where this happens: preemption, chunk, hit, eviction, finish, refusal, error, "
+    "budget, kv>80%, step=120, running, A:finished, … May be given again.",
+)  # fmt: skip
 ascii_option = click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII only.")
 
 
@@ -208,6 +213,7 @@ ascii_option = click.option("--ascii", "ascii_only", is_flag=True, help="Draw wi
     help="Steps a second at most; 0 = as fast as it goes.",
 )
 @click.option("--paused", is_flag=True, help="Do not start to run.")
+@break_option
 @click.option("--no-demo", is_flag=True, help="Start without the demo workload.")
 @ascii_option
 @click.version_option(__version__, message="cbviz %(version)s")
@@ -226,6 +232,7 @@ def cli(context: click.Context, /, **given: Any) -> None:
     config, trace = _config(given), _trace(given)
     prompts = _prompts(given)
     _check_speed(given["speed"])
+    break_on = _breakpoints(given["break_on"])
     _need_terminal()
     context.exit(
         open_live(
@@ -237,6 +244,7 @@ def cli(context: click.Context, /, **given: Any) -> None:
             paused=given["paused"],
             params=SamplingParams(max_tokens=given["max_tokens"], temperature=given["temperature"]),
             palette=_palette(given["ascii_only"]),
+            break_on=break_on,
         )
     )
 
@@ -275,18 +283,23 @@ def run(context: click.Context, /, **given: Any) -> None:
 @cli.command()
 @click.argument("file", metavar="FILE")
 @click.option("--speed", type=float, default=8.0, show_default=True, help="Steps a second.")
+@break_option
 @ascii_option
 @click.pass_context
-def replay(context: click.Context, file: str, speed: float, ascii_only: bool) -> None:
+def replay(
+    context: click.Context, file: str, speed: float, break_on: tuple[str, ...], ascii_only: bool
+) -> None:
     """Open the explorer on a recorded trace; no model and no torch needed."""
     from cbviz.window import open_replay
     from engine.trace import TraceReader
 
     _check_speed(speed)
+    breaks = _breakpoints(break_on)
     # Whether it is a trace at all is told before the terminal is taken.
     TraceReader(Path(file)).close()
     _need_terminal()
-    context.exit(open_replay(Path(file), speed=speed, palette=_palette(ascii_only)))
+    palette = _palette(ascii_only)
+    context.exit(open_replay(Path(file), speed=speed, palette=palette, break_on=breaks))
 
 
 @cli.command()
@@ -353,6 +366,13 @@ def _trace(given: dict[str, Any]) -> Path | None:
 def _check_speed(speed: float) -> None:
     if not (speed == 0 or SLOWEST <= speed < float("inf")):
         raise InvalidInput(f"--speed must be 0 (unlimited) or at least {SLOWEST}, not {speed}")
+
+
+def _breakpoints(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """What `--break-on` says, if it can be read."""
+    from engine.breakpoints import parse_all
+
+    return tuple(point.text for point in parse_all([_utf8("--break-on", text) for text in texts]))
 
 
 def _utf8(flag: str, text: str) -> str:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from cbviz.breaks import Breaks, Entry
 from cbviz.session import Phase, Session
 from cbviz.sources.base import Source
+from engine.breakpoints import Standing, Watch
+from engine.errors import InvalidInput
 from engine.knobs import MAX_TOKEN_BUDGET
 from engine.protocol import (
     Add,
+    Broke,
     Cancel,
     Command,
     Message,
@@ -22,6 +26,7 @@ from engine.protocol import (
     Pending,
     Ready,
     Run,
+    SetBreakpoints,
     SetKnob,
     SetSpeed,
     Step,
@@ -50,6 +55,7 @@ class Driver:
         demo: requests to queue whenever an engine is ready.
         start_paused: do not run by itself.
         params: how tokens are drawn for prompts that are typed in.
+        break_on: breakpoints to begin with.
     """
 
     def __init__(
@@ -62,12 +68,16 @@ class Driver:
         demo: Sequence[Add] = (),
         start_paused: bool = False,
         params: SamplingParams | None = None,
+        break_on: Sequence[str] = (),
     ) -> None:
         self.source = source
         self.session = session
         self.speed = speed
         self.playing = False
         """A replay moves on by itself."""
+        self.breaks = Breaks(break_on)
+        self._watch = Watch()
+        self._watched_to: int | None = None
         self._say = say
         self._demo = tuple(demo)
         self._start_paused = start_paused
@@ -80,8 +90,16 @@ class Driver:
         """Take in what the source says, and answer it where that is called for."""
         self.session.ingest(message)
         match message:
-            case Ready() if self.source.can_drive:
-                self._greet()
+            case Ready():
+                self.breaks.begin()
+                self._watched_to = None
+                if self.source.can_drive:
+                    self._greet()
+            case Broke(hits=hits):
+                self.breaks.count(hits)
+                if message.paused and self.session.step != message.step:
+                    # The status line tells of the step that is looked at, and of no other.
+                    self._say(f"paused: {hits[0].words} (step {message.step})", "information")
             case Notice():
                 self._budget_asked = None
             case Pending() | Stepped() if self._budget_asked is not None:
@@ -95,6 +113,35 @@ class Driver:
             self._play(not self.playing)
         elif self._ready():
             self._send(Pause() if self.session.running else Run())
+
+    def go_on(self) -> None:
+        """Go on after a pause, from where the run stands; nothing when it runs already."""
+        if not self.source.can_drive:
+            self._play(True)
+        elif self._ready():
+            self.session.go_live()
+            if not self.session.running:
+                self._send(Run())
+
+    def add_break(self, text: str) -> bool:
+        """Stop runs at something from now on; whether it could be read."""
+        try:
+            self.breaks.add(text)
+        except InvalidInput as error:
+            self._say(str(error), "warning")
+            return False
+        self._set_breaks()
+        return True
+
+    def toggle_break(self, entry: Entry) -> None:
+        """Turn a breakpoint off, or on again."""
+        entry.enabled = not entry.enabled
+        self._set_breaks()
+
+    def remove_break(self, entry: Entry) -> None:
+        """Forget a breakpoint."""
+        self.breaks.entries.remove(entry)
+        self._set_breaks()
 
     def forward(self, steps: int = 1) -> None:
         """Through history; at the live end, let the engine run so many steps and stand still."""
@@ -203,7 +250,7 @@ class Driver:
         self._due -= whole
         session = self.session
         if whole and session.step < session.newest:
-            session.go_to(session.step + whole)
+            session.go_to(self._next_stop(session.step + whole))
         if session.step >= session.newest:
             self._play(False)
 
@@ -211,10 +258,38 @@ class Driver:
         """An engine is ready: give it its work and start it."""
         self._budget_asked = None
         self._send(SetSpeed(self.speed))
+        if self.breaks.watched:
+            self._set_breaks()
         for add in self._demo:
             self._send(add)
         if not self._start_paused:
             self._send(Run())
+
+    def _set_breaks(self) -> None:
+        """Tell whoever watches for them what to watch for."""
+        self._watch.set(self.breaks.watched)
+        if self.source.can_drive and self.session.phase is Phase.READY:
+            self._send(SetBreakpoints(self.breaks.watched))
+
+    def _next_stop(self, target: int) -> int:
+        """Where a replay that plays on to a step comes to: a breakpoint may be in its way."""
+        session = self.session
+        if not self.breaks.watched or session.history is None:
+            return target
+        if self._watched_to != session.step:
+            world = session.history.world_at(session.step)
+            self._watch = Watch(Standing.of(world))
+            self._watch.set(self.breaks.watched)
+        for step in range(session.step + 1, min(target, session.newest) + 1):
+            self._watched_to = step
+            record = session.history.record_at(step)
+            hits = self._watch.step(record) if record is not None else []
+            if hits:
+                session.go_to(step)
+                self.on_message(Broke(step, hits, paused=True))
+                self._play(False)
+                return step
+        return target
 
     def _move(self, steps: int) -> None:
         self.session.move(steps)
@@ -231,6 +306,8 @@ class Driver:
         if playing and self.session.step >= self.session.newest:
             self.session.go_to(self.session.oldest)
         self.playing = playing and self.session.newest >= 0
+        if self.playing:
+            self.session.broke = None
         self._clock, self._due = None, 0.0
 
     def _ready(self) -> bool:

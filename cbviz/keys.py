@@ -60,6 +60,10 @@ KEYS: tuple[Binding, ...] = (
     Binding("q", "quit", "quit", id="quit", tooltip="Leave, and end the engine"),
     Binding("z", "maximise", "max", id="maximise",
             tooltip="The focused panel alone, and back"),
+    Binding("b", "breakpoints", "breaks", id="breakpoints", show=False,
+            tooltip="Breakpoints: where a run stands still (preemption, kv>80%, A:finished, …)"),
+    Binding("c", "go_on", "continue", id="continue", show=False,
+            tooltip="Continue after a pause, from where the run stands"),
     Binding("ctrl+q,ctrl+c", "quit", "quit", id="interrupt", show=False, priority=True,
             tooltip="Leave, and end the engine"),
 )  # fmt: skip

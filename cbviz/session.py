@@ -12,7 +12,17 @@ from collections import deque
 from enum import StrEnum
 
 from cbviz.frame import Frame
-from engine.protocol import Fatal, Message, Notice, Pending, Ready, RunState, Stage, Stepped
+from engine.protocol import (
+    Broke,
+    Fatal,
+    Message,
+    Notice,
+    Pending,
+    Ready,
+    RunState,
+    Stage,
+    Stepped,
+)
 from engine.record import Event, RunHeader, StepRecord
 from engine.world import World
 
@@ -157,6 +167,8 @@ class Session:
         self.steps_per_s = 0.0
         self.notices: deque[Notice] = deque(maxlen=20)
         """Not yet shown to the user, oldest first."""
+        self.broke: Broke | None = None
+        """What the run last stood still for, until it goes on."""
         self._cursor: int | None = None
         self._pending: list[Event] = []
         self._broken = False
@@ -195,6 +207,9 @@ class Session:
                 self._pending = self._pending[:first] + events
             case RunState(running=running, steps_per_s=steps_per_s):
                 self.running, self.steps_per_s = running, steps_per_s
+                self.broke = None if running else self.broke
+            case Broke(paused=True):
+                self.broke = message
             case Stage():
                 self._on_stage(message)
             case Ready(header=header):
@@ -271,6 +286,7 @@ class Session:
         self._pending = []
         self._broken = False
         self._cursor = None
+        self.broke = None
 
     def _on_step(self, record: StepRecord) -> None:
         if self.history is None or self._broken:

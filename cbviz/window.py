@@ -22,10 +22,11 @@ def open_live(
     paused: bool,
     params: SamplingParams,
     palette: Palette,
+    break_on: Sequence[str] = (),
 ) -> int:
     """Explore a live engine until the user leaves; the exit code.
 
-    `params`: how tokens are drawn for prompts that are typed in.
+    `params`: how tokens are drawn for prompts that are typed in; `break_on`: breakpoints.
     """
     from cbviz.demo import demo_requests
     from cbviz.sources.live import LiveSource
@@ -35,12 +36,12 @@ def open_live(
         adds = demo_requests()
     app = CbvizApp(
         LiveSource(config, trace), palette=palette, speed=speed, demo=adds, start_paused=paused,
-        params=params,
+        params=params, break_on=break_on,
     )  # fmt: skip
     return _run(app)
 
 
-def open_replay(path: Path, *, speed: float, palette: Palette) -> int:
+def open_replay(path: Path, *, speed: float, palette: Palette, break_on: Sequence[str] = ()) -> int:
     """Explore a trace until the user leaves; the exit code.
 
     Raises:
@@ -48,7 +49,8 @@ def open_replay(path: Path, *, speed: float, palette: Palette) -> int:
     """
     from cbviz.sources.replay import ReplaySource
 
-    return _run(CbvizApp(ReplaySource(path), palette=palette, speed=speed))
+    source = ReplaySource(path)
+    return _run(CbvizApp(source, palette=palette, speed=speed, break_on=break_on))
 
 
 def _run(app: CbvizApp) -> int:

@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from engine.breakpoints import Hit
 from engine.config import EngineConfig
 from engine.knobs import Knob
 from engine.record import Event, RunHeader, StepRecord
@@ -79,12 +80,31 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag_field="type", tag="reset
     force: bool = False
 
 
+class SetBreakpoints(msgspec.Struct, frozen=True, tag_field="type", tag="set_breakpoints"):
+    """Watch for these (`engine.breakpoints`) from the next step on, and for no others.
+
+    A run pauses after a step that meets one; single steps go on. A `Broke` tells of both.
+    """
+
+    texts: list[str]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag_field="type", tag="shutdown"):
     """Leave in order."""
 
 
 Command = (
-    Load | Add | Cancel | Step | Run | Pause | SetSpeed | SetKnob | ResetPrefixCache | Shutdown
+    Load
+    | Add
+    | Cancel
+    | Step
+    | Run
+    | Pause
+    | SetSpeed
+    | SetKnob
+    | ResetPrefixCache
+    | SetBreakpoints
+    | Shutdown
 )
 
 
@@ -120,6 +140,14 @@ class Pending(msgspec.Struct, frozen=True, tag_field="type", tag="pending"):
     first: int = 0
 
 
+class Broke(msgspec.Struct, frozen=True, tag_field="type", tag="broke"):
+    """The step that was told of last met breakpoints. `paused`: the run stands still for it."""
+
+    step: int
+    hits: list[Hit]
+    paused: bool
+
+
 class RunState(msgspec.Struct, frozen=True, tag_field="type", tag="run_state"):
     """Running or paused, and at which speed (steps/s; 0 = unlimited)."""
 
@@ -140,7 +168,7 @@ class Fatal(msgspec.Struct, frozen=True, tag_field="type", tag="fatal"):
     message: str
 
 
-Message = Stage | Ready | Stepped | Pending | RunState | Notice | Fatal
+Message = Stage | Ready | Stepped | Pending | Broke | RunState | Notice | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

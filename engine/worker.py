@@ -18,9 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from engine.breakpoints import Watch
 from engine.errors import InvalidInput, ModelUnavailable, RequestRefused, StepFailed
 from engine.protocol import (
     Add,
+    Broke,
     Cancel,
     Command,
     Fatal,
@@ -33,6 +35,7 @@ from engine.protocol import (
     ResetPrefixCache,
     Run,
     RunState,
+    SetBreakpoints,
     SetKnob,
     SetSpeed,
     Shutdown,
@@ -131,6 +134,7 @@ class Worker:
         self._later: deque[Add] = deque()
         self._reported_pending = 0
         self._open = True
+        self._watch = Watch()
         started = time.perf_counter()
         self.engine = self._load(load)
         path = Path(load.trace) if load.trace else None
@@ -201,6 +205,8 @@ class Worker:
                 self._try(lambda: self.engine.set_knob(name, value))
             case ResetPrefixCache(force=force):
                 self._try(lambda: self.engine.reset_prefix_cache(force=force))
+            case SetBreakpoints(texts=texts):
+                self._try(lambda: self._watch.set(texts))
             case Shutdown():
                 self._open = False
             case Load():
@@ -257,6 +263,17 @@ class Worker:
         self._reported_pending = 0
         self.link.send(Stepped(record))
         self.recording.write(record)
+        self._break_at(record)
+
+    def _break_at(self, record: StepRecord) -> None:
+        """Tell which breakpoints a step met, and stand still if it was run by itself."""
+        hits = self._watch.step(record)
+        if not hits:
+            return
+        paused = self.running
+        self.link.send(Broke(record.step, hits, paused))
+        if paused:
+            self._set_running(False)
 
     def _report_pending(self) -> None:
         """Tell what happened since the last step, when that has grown."""

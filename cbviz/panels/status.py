@@ -87,8 +87,23 @@ class StatusLine(Widget):
                 Part(f"loading {words}", palette.title, 1),
                 Part(one_line(detail, limit=80, ascii=palette.ascii), palette.muted, 2),
             ]
+        if self._stands_at_breakpoint() and session.broke is not None:
+            words = f"paused: {session.broke.hits[0].words} (step {session.broke.step})"
+            more = len(session.broke.hits) - 1
+            also = [Part(f"and {more} more", palette.warn, 1)] if more else []
+            return [Part(one_line(words, limit=400, ascii=palette.ascii), palette.warn, 0), *also]
         header = session.header
         return self._model(header) if header else []
+
+    def _stands_at_breakpoint(self) -> bool:
+        """The run stands still, and what for is looked at."""
+        session, broke = self.session, self.session.broke
+        return (
+            broke is not None
+            and session.step == broke.step
+            and not session.running
+            and not self.status.playing
+        )
 
     def _model(self, header: RunHeader) -> list[Part]:
         palette = self.palette

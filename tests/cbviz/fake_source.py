@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from cbviz.sources.base import OnMessage
+from engine.breakpoints import Watch
 from engine.protocol import (
     Add,
+    Broke,
     Cancel,
     Command,
     Fatal,
@@ -17,6 +19,7 @@ from engine.protocol import (
     Ready,
     Run,
     RunState,
+    SetBreakpoints,
     SetKnob,
     SetSpeed,
     Step,
@@ -40,6 +43,7 @@ class FakeSource:
         self.engine: FakeEngine
         self._knobs = knobs
         self._ready = ready
+        self._watch = Watch()
         self._deliver: OnMessage | None = None
 
     # What the explorer calls.
@@ -68,6 +72,8 @@ class FakeSource:
                 self._set_running(self.running)
             case SetKnob(name="token_budget", value=int(value)):
                 self.set_budget(value)
+            case SetBreakpoints(texts=texts):
+                self._watch.set(texts)
 
     def close(self) -> None:
         self.closes += 1
@@ -112,9 +118,15 @@ class FakeSource:
         self._tell_pending()
 
     def advance(self, steps: int = 1) -> None:
-        """Run steps."""
+        """Run steps; fewer of them, when it is running and one meets a breakpoint."""
         for _ in range(steps):
-            self.say(Stepped(self.engine.step()))
+            record, paused = self.engine.step(), self.running
+            self.say(Stepped(record))
+            if hits := self._watch.step(record):
+                self.say(Broke(record.step, hits, paused))
+                if paused:
+                    self._set_running(False)
+                    return
 
     def die(self, message: str = "the engine's process was ended by SIGKILL") -> None:
         """End without having been asked."""

@@ -11,6 +11,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.protocol import (
     Add,
+    Broke,
     Cancel,
     Command,
     Fatal,
@@ -23,6 +24,7 @@ from engine.protocol import (
     ResetPrefixCache,
     Run,
     RunState,
+    SetBreakpoints,
     SetKnob,
     SetSpeed,
     Shutdown,
@@ -232,3 +234,43 @@ def test_pending_events_are_told_once(worker, config):
     worker.send(Step(1))
     added = [e for e in worker.until_a(Stepped).record.events if isinstance(e, Added)]
     assert len(added) == 40
+
+
+def test_a_run_pauses_at_a_breakpoint_and_goes_on(worker, config):
+    worker.send(Load(config), SetBreakpoints(["finish", "step=1"]), Add("the cat", GREEDY), Run())
+    broke = worker.until_a(Broke)
+    assert (broke.step, broke.paused) == (1, True)
+    assert [hit.words for hit in broke.hits] == ["step=1: it has run"]
+    records = [message.record for message in worker.said if isinstance(message, Stepped)]
+    assert [record.step for record in records] == [0, 1]
+    assert worker.until_a(RunState).running is False
+    worker.send(Run())
+    broke = worker.until_a(Broke)
+    assert broke.hits[0].words == "finish: A ended (length)"
+    last = [message.record for message in worker.said if isinstance(message, Stepped)][-1]
+    assert (broke.step, last.num_finished) == (last.step, 1)
+
+
+def test_single_steps_meet_breakpoints_and_are_not_held_up(worker, config):
+    worker.send(Load(config), SetBreakpoints(["A:running", "finish"]), Add("the cat", GREEDY))
+    worker.send(Step(20), Add("a dog", GREEDY), Step(20))
+    finished = worker.until(lambda m: isinstance(m, Stepped) and m.record.num_finished == 2)
+    worker.until(lambda m: isinstance(m, Broke) and m.step == finished.record.step)
+    broke = [message for message in worker.said if isinstance(message, Broke)]
+    assert (broke[0].hits[0].text, broke[0].paused) == ("A:running", False)
+    assert len(broke) >= 2
+    assert not any(isinstance(message, Notice) for message in worker.said)
+
+
+def test_breakpoints_that_cannot_be_read_leave_the_others_alone(worker, config):
+    worker.send(Load(config), SetBreakpoints(["finish"]), SetBreakpoints(["budget", "nonsense"]))
+    notice = worker.until_a(Notice)
+    assert notice.level == "error"
+    assert "there is no breakpoint 'nonsense'" in notice.message
+    worker.send(Add("the cat sat on the mat", GREEDY), Run())
+    assert worker.until_a(Broke).hits[0].text == "finish"
+    worker.send(SetBreakpoints([]), Add("the cat", GREEDY), Run())
+    worker.until(lambda m: isinstance(m, Stepped) and m.record.num_finished == 2)
+    worker.send(Pause())
+    worker.until_a(RunState)
+    assert sum(isinstance(message, Broke) for message in worker.said) == 1
