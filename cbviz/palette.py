@@ -64,20 +64,34 @@ class Glyphs:
     line: str
     spark: Sequence[str]
     """Heights of a small plot, lowest first."""
+    waiting: str
+    waiting_again: str
+    idle: str
+    decode: str
+    hit: str
+    preempted: str
+    cancelled: str
+    """What a request did in a step; beside them `fills` for a prefill chunk, `check`, `cross`."""
+    here: str
+    """A column that is looked at, where it is empty."""
+    down: str
+    """Points at that column."""
 
 
 UNICODE_GLYPHS = Glyphs(
     full="█", cached="▓", upper="▀", lower="▄", half_blocks=True, off="·", free="·", pad="╳",
     fills=" ▁▂▃▄▅▆▇█", shades=" ░▒▓█", bar="█", bar_alt="▓", bar_rest="░", edge="▏",
     samples="▸", written="◂", cursor="▸", ellipsis="…", arrow="→", dash="–", times="×",
-    middot="·", check="✓", cross="✗", line="─", spark="▁▂▃▄▅▆▇█",
+    middot="·", check="✓", cross="✗", line="─", spark="▁▂▃▄▅▆▇█", waiting="·", waiting_again=":",
+    idle="╌", decode="━", hit="◆", preempted="!", cancelled="⊘", here="│", down="▾",
 )  # fmt: skip
 
 ASCII_GLYPHS = Glyphs(
     full="#", cached="+", upper="#", lower="#", half_blocks=False, off=".", free=".", pad="x",
     fills=".12345678", shades=" -=%#", bar="#", bar_alt="=", bar_rest=".", edge="|",
     samples=">", written="<", cursor=">", ellipsis="~", arrow=">", dash="-", times="x",
-    middot="-", check="v", cross="x", line="-", spark="_.-:=+*#",
+    middot="-", check="v", cross="x", line="-", spark="_.-:=+*#", waiting=".", waiting_again=":",
+    idle=",", decode="-", hit="+", preempted="!", cancelled="c", here="|", down="v",
 )  # fmt: skip
 
 
