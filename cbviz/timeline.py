@@ -286,26 +286,26 @@ def lane_words(lane: Lane, first: int, end: int, newest: int) -> str:
         return "not there yet" if end <= lane.added else "ended before"
     prefill = decode = 0
     happened: list[str] = []
-    busy: set[int] = set()
+    told: set[int] = set()
     for start, until, mark, amount in lane.runs(first, end):
+        told.update(range(start, until))
         if mark >= Mark.HIT:
             happened.append(_HAPPENED[Mark(mark)])
-            continue
-        busy.update(range(start, until))
-        if mark == Mark.DECODE:
+        elif mark == Mark.DECODE:
             decode += amount * (until - start)
         else:
             prefill += amount * (until - start)
-    parts = []
+    waited = [
+        _STATES[Mark(state)]
+        for start, until, state in lane.states(first, end)
+        if state and not told.issuperset(range(start, until))
+    ]
+    parts = list(dict.fromkeys(waited))
     if prefill:
         parts.append(f"prefill {_tokens(prefill)}")
     if decode:
         parts.append(f"decode {_tokens(decode)}")
-    parts += happened
-    for start, until, state in lane.states(first, end):
-        still = state and not set(range(start, until)) <= busy
-        if still and _STATES[Mark(state)] not in parts and (not happened or until - start > 1):
-            parts.append(_STATES[Mark(state)])
+    parts += dict.fromkeys(happened)
     return ", ".join(parts)
 
 
