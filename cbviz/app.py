@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cbviz.panels.base import Panel
     from cbviz.panels.prompt import PromptLine
     from cbviz.panels.requests import RequestsPanel
-    from cbviz.panels.selection import TokenSelected
+    from cbviz.panels.selection import StepPicked, TokenSelected
     from cbviz.panels.status import LoadingPanel, StatusLine
     from cbviz.session import Session
     from cbviz.sources.base import Source
@@ -118,6 +118,9 @@ class CbvizApp(App[int]):
             with Vertical(id="side"):
                 yield _box("KV cache", "kv")
                 yield _box("Throughput", "throughput")
+        with Horizontal(id="history"):
+            yield _box("Timeline", "timeline")
+            yield _box("Events", "events")
         yield _box("Loading", "loading")
 
     def on_mount(self) -> None:
@@ -126,6 +129,8 @@ class CbvizApp(App[int]):
         low = self.size.height < 34
         self.screen.set_class(low, "-low")
         self.query_one("#throughput").display = not low
+        # As `Layout` will have it, which is not imported yet.
+        self.query_one("#history").display = self.size.width >= 160 and self.size.height >= 45
         self.call_after_refresh(self._furnish)
 
     async def _furnish(self) -> None:
@@ -137,12 +142,14 @@ class CbvizApp(App[int]):
         from cbviz.layout import Layout
         from cbviz.panels.base import Panel
         from cbviz.panels.batch import BatchPanel
+        from cbviz.panels.events import EventsPanel
         from cbviz.panels.kv import KVPanel
         from cbviz.panels.mask import MaskPanel
         from cbviz.panels.prompt import PromptLine
         from cbviz.panels.requests import RequestsPanel
         from cbviz.panels.status import LoadingPanel, StatusLine
         from cbviz.panels.throughput import ThroughputPanel
+        from cbviz.panels.timeline import TimelinePanel
         from cbviz.session import Session
 
         palette = self.palette
@@ -159,9 +166,13 @@ class CbvizApp(App[int]):
         with self.batch_update():
             await self.query(".box").remove()
             middle, side = self.query_one("#middle"), self.query_one("#side")
+            history = self.query_one("#history")
             await self.screen.mount(self.status, BatchPanel(palette, id="batch"), before=middle)
             await middle.mount(MaskPanel(palette, id="mask"), before=side)
             await side.mount(KVPanel(palette, id="kv"), ThroughputPanel(palette, id="throughput"))
+            await history.mount(
+                TimelinePanel(palette, id="timeline"), EventsPanel(palette, id="events")
+            )
             await self.screen.mount(
                 self.loading_panel, self.requests, self.prompt, Footer(compact=True)
             )
@@ -465,6 +476,11 @@ class CbvizApp(App[int]):
         for panel in self.panels:
             if panel is not event.picked_in:
                 panel.show_selection(event.request_id, event.position)
+
+    def on_step_picked(self, event: StepPicked) -> None:
+        """A step was picked in a panel."""
+        self.driver.look_at(event.step)
+        self._follow_up()
 
     def on_requests_panel_selected(self, event: RequestsPanel.Selected) -> None:
         """A request was picked from the list."""

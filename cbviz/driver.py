@@ -191,6 +191,14 @@ class Driver:
             self._say(f"there are steps {oldest} to {newest}", "warning")
         self.session.go_to(step)
 
+    def look_at(self, step: int) -> None:
+        """Look at a step that was picked; the newest one of an engine is followed on."""
+        self._play(False)
+        if self.source.can_drive and step >= self.session.newest:
+            self.session.go_live()
+        else:
+            self.session.go_to(step)
+
     def change_speed(self, direction: int) -> None:
         """The next faster (1) or slower (-1) speed."""
         places = [speed or math.inf for speed in SPEEDS]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cbviz.event_log import EventLog
+from cbviz.timeline import Timeline
 from engine.record import StepRecord
 from engine.world import World
 
@@ -20,3 +22,5 @@ class Frame:
     world: World
     record: StepRecord | None
     recent: list[StepRecord] = field(default_factory=list)
+    timeline: Timeline | None = None
+    log: EventLog | None = None

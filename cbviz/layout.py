@@ -9,7 +9,11 @@ from textual.widgets import Footer
 
 from cbviz.panels.base import Panel
 
-PANELS = ("batch", "mask", "kv", "throughput", "requests")
+PANELS = ("batch", "mask", "kv", "throughput", "requests", "timeline", "events")
+WIDE_ONLY = ("timeline", "events")
+"""Panels that stand beside the others in a large terminal; in a smaller one they come alone."""
+ALL_EIGHT_FROM = (160, 45)
+"""Columns and lines from which on these have room, too."""
 BOTH_SIDES_FROM = 34
 """Lines from which on KV cache and throughput stand one above the other."""
 
@@ -28,6 +32,7 @@ class Layout:
         self._widgets = {name: screen.query_one(f"#{name}") for name in (*PANELS, "loading")}
         self._middle = screen.query_one("#middle")
         self._side = screen.query_one("#side")
+        self._lower_row = screen.query_one("#history")
         self._footer = screen.query_one(Footer)
         self._screen = screen
         self._both = True
@@ -38,6 +43,9 @@ class Layout:
         self._main = "mask"
         """The panel that a tiny terminal shows."""
         self._zoomed: str | None = None
+        self._roomy = False
+        self._alone_for_room = False
+        """The zoomed panel is alone only because there is no room for it beside others."""
         self._loading = True
 
     def apply(self, size: Size) -> None:
@@ -45,6 +53,11 @@ class Layout:
         self._both = size.height >= BOTH_SIDES_FROM
         self._tiny = size.width < ALL_FROM[0] or size.height < ALL_FROM[1]
         self._flat = size.height < BATCH_FROM
+        self._roomy = size.width >= ALL_EIGHT_FROM[0] and size.height >= ALL_EIGHT_FROM[1]
+        if self._roomy and self._alone_for_room:
+            self._unzoom()
+        elif not self._roomy and self._zoomed in WIDE_ONLY:
+            self._alone_for_room = True
         self._screen.set_class(size.height < BOTH_SIDES_FROM, "-low")
         self._footer.show_command_palette = size.width >= NARROW
         self._arrange()
@@ -59,9 +72,14 @@ class Layout:
         """Make sure that a panel can be seen; that panel."""
         if name in ("kv", "throughput"):
             self._lower = name
-        if name != "batch" or self._flat:
+        no_room = name in WIDE_ONLY and not self._roomy
+        if not no_room and (name != "batch" or self._flat):
             self._main = name
-        if self._zoomed is not None:
+        if no_room and self._zoomed is None:
+            self._zoomed, self._alone_for_room = name, True
+        elif self._alone_for_room and not no_room:
+            self._unzoom()
+        elif self._zoomed is not None:
             self._zoomed = name
         self._arrange()
         panel = self._widgets[name]
@@ -71,11 +89,14 @@ class Layout:
     def toggle_zoom(self, focused: Widget | None) -> None:
         """One panel alone (the focused one, else the mask), or all again."""
         if self._zoomed is not None:
-            self._zoomed = None
+            self._unzoom()
         else:
             name = focused.id if focused is not None else None
             self._zoomed = name if name in PANELS else "mask"
         self._arrange()
+
+    def _unzoom(self) -> None:
+        self._zoomed, self._alone_for_room = None, False
 
     def shows(self, panel: Panel) -> bool:
         """Whether it is to be seen now."""
@@ -91,12 +112,16 @@ class Layout:
             self._widgets[name].display = shown
         self._side.display = visible["kv"] or visible["throughput"]
         self._middle.display = visible["mask"] or self._side.display
+        self._lower_row.display = visible["timeline"] or visible["events"]
+        self._lower_row.set_class(self._zoomed in WIDE_ONLY, "-zoomed")
         for name in PANELS:
             self._widgets[name].set_class(name == self._zoomed, "-zoomed")
 
     def _visible(self, name: str) -> bool:
         if self._zoomed is not None:
             return name == self._zoomed
+        if name in WIDE_ONLY:
+            return self._roomy
         if self._tiny:
             return name == self._main or (name == "batch" and not self._flat)
         return self._both or name not in ("kv", "throughput") or name == self._lower

@@ -70,6 +70,18 @@ class Glyphs:
     line: str
     spark: Sequence[str]
     """Heights of a small plot, lowest first."""
+    waiting: str
+    waiting_again: str
+    idle: str
+    decode: str
+    hit: str
+    preempted: str
+    cancelled: str
+    """What a request did in a step; beside them `fills` for a prefill chunk, `check`, `cross`."""
+    here: str
+    """A column that is looked at, where it is empty."""
+    down: str
+    """Points at that column."""
 
 
 UNICODE_GLYPHS = Glyphs(
@@ -77,6 +89,8 @@ UNICODE_GLYPHS = Glyphs(
     pad="╳", fills=" ▁▂▃▄▅▆▇█", shades=" ░▒▓█", bar="█", bar_alt="▓", bar_rest="░", edge="▏",
     samples="▸", written="◂", evicted="✗", shared="+", cursor="▸", ellipsis="…",
     arrow="→", dash="–", times="×", middot="·", check="✓", cross="✗", line="─", spark="▁▂▃▄▅▆▇█",
+    waiting="·", waiting_again=":", idle="╌", decode="━", hit="◆", preempted="!", cancelled="⊘",
+    here="│", down="▾",
 )  # fmt: skip
 
 ASCII_GLYPHS = Glyphs(
@@ -84,6 +98,8 @@ ASCII_GLYPHS = Glyphs(
     pad="x", fills=".12345678", shades=" -=%#", bar="#", bar_alt="=", bar_rest=".", edge="|",
     samples=">", written="<", evicted="!", shared="+", cursor=">", ellipsis="~",
     arrow=">", dash="-", times="x", middot="-", check="v", cross="x", line="-", spark="_.-:=+*#",
+    waiting=".", waiting_again=":", idle=",", decode="-", hit="+", preempted="!", cancelled="c",
+    here="|", down="v",
 )  # fmt: skip
 
 

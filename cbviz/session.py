@@ -11,7 +11,9 @@ from bisect import bisect_right
 from collections import deque
 from enum import StrEnum
 
+from cbviz.event_log import EventLog
 from cbviz.frame import Frame
+from cbviz.timeline import Timeline
 from engine.protocol import (
     Broke,
     Fatal,
@@ -53,6 +55,8 @@ class History:
         self.header = header
         self.head = World(header)
         self.dropped = 0
+        self.timeline = Timeline()
+        self.log = EventLog()
         self._max_steps = max_steps
         self._max_tokens = max_tokens
         self._tokens = 0
@@ -86,6 +90,8 @@ class History:
             self.head = self._fold(self._keyframes[-1], self.newest)
             raise ValueError(f"step {record.step} does not follow from the steps before") from error
         self._records.append(record)
+        self.timeline.append(record)
+        self.log.append(record)
         self._tokens += record.num_tokens
         if record.step % self._every == self._every - 1:
             self._keyframes.append(self.head.copy())
@@ -138,6 +144,8 @@ class History:
         self._tokens -= sum(record.num_tokens for record in self._records[:count])
         del self._records[:count]
         self.dropped += count
+        self.timeline.drop_before(self.oldest)
+        self.log.drop_before(self.oldest)
         if self._near is not None and self._near.step < self.oldest:
             self._near = None
 
@@ -277,7 +285,10 @@ class Session:
         world = self.live_world() if self.live else self.world_at(self.step)
         if history is None or world is None:
             return None
-        return Frame(world, history.record_at(world.step), history.recent(world.step))
+        return Frame(
+            world, history.record_at(world.step), history.recent(world.step), history.timeline,
+            history.log,
+        )  # fmt: skip
 
     def _on_ready(self, header: RunHeader) -> None:
         self.history = History(header, self._max_steps, self._max_tokens)

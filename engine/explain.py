@@ -1,11 +1,45 @@
-"""Decisions in words: the one place where a `Decision` becomes a sentence."""
+"""Decisions and events in words: the one place where they become sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
-from engine.record import Action, Decision, Reason, SegmentKind, StepRecord, decode_decision
+from engine.knobs import Knob
+from engine.record import (
+    Action,
+    Added,
+    Admitted,
+    BlockCopied,
+    BlockMerged,
+    BlocksAllocated,
+    BlocksCached,
+    BlocksEvicted,
+    BlocksFreed,
+    BlocksUncached,
+    CacheReset,
+    Cancelled,
+    Decision,
+    Event,
+    Failed,
+    Finished,
+    Forked,
+    KnobChanged,
+    Preempted,
+    PrefixHit,
+    Reason,
+    Refused,
+    SegmentKind,
+    StepRecord,
+    decode_decision,
+)
+from engine.request import FinishReason
 from engine.world import World
+
+LISTED_BLOCKS = 4
+"""Numbers of blocks that a sentence lists; of more it gives the first ones."""
+LISTED_PROMPT = 120
+"""Characters of a prompt that a sentence repeats."""
 
 
 def explain_step(record: StepRecord, world: World) -> Iterator[tuple[str, str]]:
@@ -62,6 +96,73 @@ def sentence(decision: Decision) -> str:
             return str(decision.reason)
 
 
+def event_words(event: Event) -> str:
+    """What happened, in plain words that begin with a verb or a noun.
+
+    The request that it happened to is left out: it stands beside the sentence. The text holds
+    other ids, prompts and messages as they are: whoever prints it makes them safe for a terminal.
+    """
+    match event:
+        case Added():
+            sample = f", another sample of {event.fork_of}" if event.fork_of else ""
+            prompt = f": {_start(event.prompt)}" if event.prompt else ""
+            return f"added, {_tokens(len(event.token_ids))}{sample}{prompt}"
+        case Refused():
+            return f"refused: {event.message}"
+        case Admitted():
+            passed = f", past {_count(len(event.passed), 'request')}" if event.passed else ""
+            looked = f", {_tokens(event.queried)} looked up in the prefix cache"
+            return f"admitted{looked if event.queried else ''}{passed}"
+        case PrefixHit():
+            what = "resumed with its own blocks" if event.resumed else "prefix cache hit"
+            return f"{what}: {_tokens(event.tokens)} in {_blocks(event.block_ids)}"
+        case Forked():
+            return (
+                f"shares the prompt of {event.parent}: {_tokens(event.tokens)} in "
+                f"{_blocks(event.block_ids)}"
+            )
+        case BlocksAllocated():
+            return f"got {_blocks(event.block_ids)}"
+        case BlocksFreed():
+            return f"gave up {_blocks(event.block_ids)}"
+        case BlocksCached():
+            which = f"from the {_ordinal(event.first + 1)} of its table on"
+            return f"put {_blocks(event.block_ids)} in the prefix cache, {which}"
+        case BlockMerged():
+            return (
+                f"its {_ordinal(event.index + 1)} block was a duplicate: block {event.kept} "
+                f"instead of {event.freed}"
+            )
+        case BlocksEvicted():
+            return f"evicted {_blocks(event.block_ids)} from the prefix cache"
+        case BlocksUncached():
+            return f"{_blocks(event.block_ids)} taken out of the prefix cache: not to be trusted"
+        case CacheReset():
+            return f"prefix cache reset: {_count(event.blocks, 'block')} forgotten"
+        case BlockCopied():
+            return f"copied block {event.source} to block {event.target}"
+        case Preempted():
+            return f"preempted by {event.by}: {_tokens(event.recompute)} to recompute"
+        case Finished():
+            return f"finished: {_FINISHES[event.reason]}"
+        case Cancelled():
+            return "cancelled"
+        case Failed():
+            return f"failed: {event.message}"
+        case KnobChanged():
+            return f"{event.name.replace('_', ' ')}: {_knob(event.old)} to {_knob(event.new)}"
+        case _:
+            assert_never(event)
+
+
+_FINISHES = {
+    FinishReason.STOP: "an end token or a stop string",
+    FinishReason.LENGTH: "its limit of tokens",
+    FinishReason.ABORT: "by command",
+    FinishReason.ERROR: "it could not be computed",
+}
+
+
 def _scheduled(decision: Decision) -> str:
     """A request that runs: how much, and why not more."""
     if decision.action is Action.DECODE:
@@ -92,3 +193,26 @@ def _tokens(count: int) -> str:
 
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _blocks(block_ids: list[int]) -> str:
+    """`block 3`, `2 blocks (3, 4)`, `9 blocks (3, 4, 5, 6, …)`."""
+    if len(block_ids) == 1:
+        return f"block {block_ids[0]}"
+    listed = [str(block_id) for block_id in block_ids[:LISTED_BLOCKS]]
+    more = ["…"] if len(block_ids) > LISTED_BLOCKS else []
+    numbers = f" ({', '.join(listed + more)})" if listed else ""
+    return f"{len(block_ids)} blocks{numbers}"
+
+
+def _start(prompt: str) -> str:
+    return prompt if len(prompt) <= LISTED_PROMPT else f"{prompt[:LISTED_PROMPT]}…"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _knob(value: Knob) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -18,3 +18,11 @@ class TokenSelected(Message):
         self.picked_in = picked_in
         self.request_id = request_id
         self.position = position
+
+
+class StepPicked(Message):
+    """A step was picked in a panel, to be looked at."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
