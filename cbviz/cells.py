@@ -80,9 +80,9 @@ def run_cells(codes: IntArray, table: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def note(text: str, width: int, style: Style) -> Strip:
+def note(text: str, width: int, style: Style, *, ascii: bool = False) -> Strip:
     """One line of our own (trusted) words."""
-    return Line(width).add(fit(text, width, pad=False), style).strip()
+    return Line(width).add(fit(text, width, pad=False, ascii=ascii), style).strip()
 
 
 def titled(name: str, figures: str, palette: Palette) -> Text:

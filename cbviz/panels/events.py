@@ -116,7 +116,9 @@ class EventsPanel(Panel):
             self.numbers = NOWHERE
             self.border_title = titled("Events", "", self.palette)
             return
-        self.numbers = log.numbers(self.kinds, self._selected if self.only_selected else None)
+        self.numbers = log.numbers(
+            self.kinds, (self._selected or None) if self.only_selected else None
+        )
         room = self.room
         if self._top_at is not None:
             top = int(np.searchsorted(self.numbers, self._top_at))
@@ -141,14 +143,14 @@ class EventsPanel(Panel):
     def _line(self, y: int) -> Strip:
         width, log, muted = self.size.width, self.event_log, self.palette.muted
         if log is None:
-            return note("no step yet" if y == 0 else "", width, muted)
+            return note("no step yet" if y == 0 else "", width, muted, ascii=self.palette.ascii)
         if self._filter_lines and y == self.size.height - 1:
             return self._status()
         index = self._top + y
         if index < len(self.numbers):
             return self._event(log.entry(int(self.numbers[index])))
         words = "no such event yet" if y == 0 and not len(self.numbers) else ""
-        return note(words, width, muted)
+        return note(words, width, muted, ascii=self.palette.ascii)
 
     def _event(self, entry: Entry) -> Strip:
         palette, line = self.palette, Line(self.size.width)
@@ -190,7 +192,7 @@ class EventsPanel(Panel):
         palette, line = self.palette, Line(self.size.width)
         who = "every request"
         if self.only_selected:
-            who = f"only {self._letter()}" if self._selected else "only the selected (none is)"
+            who = f"only {self._letter()}" if self._selected else "every request: none is selected"
         groups = [
             [("f ", palette.accent), (f"{self.kinds.value}  ", palette.muted)],
             [("o ", palette.accent), (f"{who}  ", palette.muted)],

@@ -199,7 +199,7 @@ class TimelinePanel(Panel):
             lanes = f"requests {self._top + 1}{dash}{until} of {count}"
         figures = f"steps {first}{dash}{last}"
         for more in (scale, lanes):
-            if width_of(figures + dot + more) + 14 <= self.size.width:
+            if width_of(figures + dot + more) + 12 <= self.size.width:
                 figures += dot + more
         self.border_title = titled("Timeline", figures, self.palette)
 
@@ -212,7 +212,9 @@ class TimelinePanel(Panel):
     def _line(self, y: int) -> Strip:
         width, timeline = self.size.width, self.timeline
         if timeline is None:
-            return note("no step yet" if y == 0 else "", width, self.palette.muted)
+            return note(
+                "no step yet" if y == 0 else "", width, self.palette.muted, ascii=self.palette.ascii
+            )
         if y < self._axis_lines:
             return self._axis(timeline)
         if self._legend_lines and y == self.size.height - 1:
@@ -225,7 +227,9 @@ class TimelinePanel(Panel):
     def _nobody(self, first: bool) -> Strip:
         width = self.size.width
         if first and not self.rows:
-            return note("no request in these steps", width, self.palette.muted)
+            return note(
+                "no request in these steps", width, self.palette.muted, ascii=self.palette.ascii
+            )
         column = self._column_of(self.viewed)
         line = Line(width)
         if column is not None:

@@ -36,8 +36,6 @@ from tests.cbviz.test_sanitize import unsafe
 from tests.cbviz.test_session import long_run
 from tests.engine.fakes import FakeEngine
 
-NEVER = 10**9
-
 
 def timeline_of(records: list[StepRecord]) -> Timeline:
     timeline = Timeline()
@@ -322,7 +320,7 @@ async def test_it_follows_live_until_it_is_moved() -> None:
         assert panel.first == 60
         await pilot.press("less_than_sign")
         await pilot.press("escape")
-        assert panel.first == 52
+        assert panel.first == 50
         await pilot.press("full_stop", "comma", "comma")
         assert panel.per == 4
         for _ in range(40):
