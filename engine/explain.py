@@ -71,9 +71,11 @@ def sentence(decision: Decision) -> str:
         case Reason.BUDGET_SPENT:
             return f"budget spent: {have} of {limit} left, {_tokens(left)} to compute"
         case Reason.MAX_NUM_SEQS:
-            return f"max sequences: {have} of {limit} running"
+            kept = f", {_count(need, 'place')} kept for samples" if need else ""
+            return f"max sequences: {have} of {limit} running{kept}"
         case Reason.NO_FREE_BLOCKS:
-            return f"no free blocks: needs {need}, {have} available"
+            besides = f" besides {limit} cached" if limit else ""
+            return f"no free blocks: needs {need}{besides}, {have} available"
         case Reason.WATERMARK:
             return f"watermark: needs {need} of {have} blocks, and {limit} must stay free"
         case Reason.PARTIAL_PREFILLS:
@@ -168,7 +170,8 @@ def _scheduled(decision: Decision) -> str:
     if decision.action is Action.DECODE:
         return "decode: 1 token"
     tokens, to_go = decision.tokens, decision.left - decision.tokens
-    behind = f" after {decision.have} cached" if decision.have else ""
+    whose = f"shared with {decision.other}" if decision.other else "cached"
+    behind = f" after {decision.have} {whose}" if decision.have else ""
     if to_go == 0:
         whole = tokens > 1 and not behind
         which = "the last " if decision.chunk > 1 else "all " if whole else ""
@@ -182,7 +185,8 @@ def _scheduled(decision: Decision) -> str:
         case Reason.NO_FREE_BLOCKS:
             return f"{what} (no free blocks for more)"
         case Reason.CHUNKING_OFF:
-            return f"{what} (chunked prefill is off, but it is longer than a step)"
+            why = "longer than a step" if decision.chunk == 1 else "under way"
+            return f"{what} (chunked prefill is off, but it is {why})"
         case _:
             return what
 

@@ -13,6 +13,8 @@ from engine.errors import InvalidInput
 
 MAX_TOKEN_BUDGET = 1_048_576
 MAX_BLOCKS = 4_194_304
+MAX_SKIP = 64
+"""So many waiting requests, besides those admitted, are looked at in a step at most."""
 
 SchedulingPolicy = Literal["fcfs", "prefill-first", "priority"]
 Knob = bool | int | str
@@ -36,7 +38,8 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
         max_num_partial_prefills: requests with a prompt begun but not finished at most; 0 = any.
         watermark: blocks that an admission must leave free, while others run.
         chunked_prefill: split prompts to fit the budget; off: a prompt runs whole or waits.
-        skip_blocked_head: how many requests may pass one that cannot be admitted, ever; 0 = none.
+        skip_blocked_head: how many requests may pass one that cannot be admitted, ever, and past
+            how many of those a step looks for others; 0 = none.
         prefix_caching: keep full blocks for requests that begin with the same tokens.
 
     Raises:
@@ -56,8 +59,8 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_range("token budget", self.token_budget, 1, MAX_TOKEN_BUDGET)
         check_range("max num seqs", self.max_num_seqs, 1, MAX_TOKEN_BUDGET)
-        for name in ("long_prefill_token_threshold", "max_num_partial_prefills",
-                     "skip_blocked_head"):  # fmt: skip
+        check_range("skip blocked head", self.skip_blocked_head, 0, MAX_SKIP)
+        for name in ("long_prefill_token_threshold", "max_num_partial_prefills"):
             check_range(name.replace("_", " "), getattr(self, name), 0, MAX_TOKEN_BUDGET)
         check_range("watermark", self.watermark, 0, MAX_BLOCKS)
         if self.scheduling_policy not in POLICY_NAMES:

@@ -196,7 +196,13 @@ class Planner:
         return Chunk(self._budget, Reason.BUDGET_SPENT, knobs.token_budget)
 
     def _run_prefill(
-        self, request: Request, start: int, chunk: Chunk, table: list[int], number: int
+        self,
+        request: Request,
+        start: int,
+        chunk: Chunk,
+        table: list[int],
+        number: int,
+        parent: str = "",
     ) -> None:
         request_id, tokens, left = request.request_id, chunk.tokens, request.num_tokens - start
         whole = tokens == left
@@ -206,7 +212,7 @@ class Planner:
         self._tables[request_id] = table
         self._decisions[request_id] = Decision(
             request_id, Action.PREFILL, chunk.reason, tokens, left,
-            have=start if number == 1 else 0, limit=chunk.limit, chunk=number,
+            have=start if number == 1 else 0, limit=chunk.limit, other=parent, chunk=number,
         )  # fmt: skip
         self._budget -= tokens
         self._partial += not whole
@@ -289,20 +295,18 @@ class Planner:
 
     def _admit(self) -> Decision | None:
         """Admit waiting requests in order; the decision of all those not named one by one."""
-        blocked: list[Request] = []
+        blocked: list[str] = []
         passes = self._knobs.skip_blocked_head
-        admitted_past: dict[str, int] = {}
+        left, tightest = passes, ""
         seen = 0
         for request_id in self._queues.waiting:
-            for before in blocked:
-                if before.passed + admitted_past[before.request_id] >= passes:
-                    return Decision("", Action.WAIT, Reason.BEHIND, other=before.request_id)
+            if tightest and left <= 0:
+                return Decision("", Action.WAIT, Reason.BEHIND, other=tightest)
             request = self._queues.requests[request_id]
             seen += 1
             obstacle = self._admit_one(request, blocked)
             if obstacle is None:
-                for before in blocked:
-                    admitted_past[before.request_id] += 1
+                left -= 1
                 continue
             self._decisions[request_id] = obstacle
             if obstacle.reason is Reason.FORK:
@@ -312,11 +316,12 @@ class Planner:
                 if seen == len(self._queues.waiting):
                     return None
                 return Decision("", Action.WAIT, Reason.BEHIND, other=request_id)
-            blocked.append(request)
-            admitted_past[request_id] = 0
+            blocked.append(request_id)
+            if not tightest or passes - request.passed < left:
+                left, tightest = passes - request.passed, request_id
         return None
 
-    def _admit_one(self, request: Request, blocked: list[Request]) -> Decision | None:
+    def _admit_one(self, request: Request, blocked: list[str]) -> Decision | None:
         """Admit a request, or say what is in the way."""
         obstacle = self._obstacle_to_all(request)
         if obstacle is not None:
@@ -329,7 +334,7 @@ class Planner:
         need = blocks_for(reuse.tokens + chunk.tokens, self._size) - len(reuse.blocks)
         obstacle = self._obstacle(request, left, chunk, need, self._pool.idle(reuse.blocks))
         if obstacle is None:
-            self._start(request, reuse, chunk, need, [before.request_id for before in blocked])
+            self._start(request, reuse, chunk, need, list(blocked))
         return obstacle
 
     def _obstacle_to_all(self, request: Request) -> Decision | None:
@@ -342,11 +347,10 @@ class Planner:
             )  # fmt: skip
         if self._budget == 0:
             return self._budget_spent(request)
-        places = self._num_running + self._num_forks
-        if places >= knobs.max_num_seqs:
+        if self._num_running + self._num_forks >= knobs.max_num_seqs:
             return Decision(
                 request_id, Action.WAIT, Reason.MAX_NUM_SEQS,
-                left=left, have=places, limit=knobs.max_num_seqs,
+                left=left, need=self._num_forks, have=self._num_running, limit=knobs.max_num_seqs,
             )  # fmt: skip
         return None
 
@@ -369,8 +373,9 @@ class Planner:
         have = max(0, self._pool.available - idle - self._reserved)
         if need > have:
             return Decision(
-                request_id, Action.WAIT, Reason.NO_FREE_BLOCKS, left=left, need=need, have=have
-            )
+                request_id, Action.WAIT, Reason.NO_FREE_BLOCKS,
+                left=left, need=need, have=have, limit=idle,
+            )  # fmt: skip
         if self._num_running and have - need < knobs.watermark:
             return Decision(
                 request_id, Action.WAIT, Reason.WATERMARK,
@@ -435,7 +440,7 @@ class Planner:
         new = self._allocate(request_id, need)
         if reuse.copy_from is not None:
             self._events.append(BlockCopied(request_id, reuse.copy_from, new[0]))
-        self._run_prefill(request, reuse.tokens, chunk, reuse.blocks + new, 1)
+        self._run_prefill(request, reuse.tokens, chunk, reuse.blocks + new, 1, reuse.parent)
         self._num_running += 1
 
     def _token_ids(self, segments: Iterable[Segment]) -> list[int]:

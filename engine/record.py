@@ -42,8 +42,8 @@ class Reason(StrEnum):
 
     `tokens` run now of `left` that were left to compute; `chunk` counts the prefill chunks since
     the request was admitted, from 1. With `Action.PREFILL` the reason says why the chunk is not
-    longer, and `have` how many tokens the first one begins behind, because they were cached; with
-    `Action.WAIT`, why nothing runs.
+    longer, and `have` how many tokens the first one begins behind, because they were cached (or are
+    shared with `other`, another sample); with `Action.WAIT`, why nothing runs.
     """
 
     SCHEDULED = "scheduled"
@@ -53,16 +53,18 @@ class Reason(StrEnum):
     LONG_PREFILL = "long prefill cap"
     """A request's prefill takes `limit` tokens of a step at most."""
     MAX_NUM_SEQS = "max num seqs"
-    """`have` requests run already (or wait for their fork only), `limit` may."""
+    """`have` requests run already, `limit` may; `need` places are kept for samples whose prompt is
+    being computed."""
     NO_FREE_BLOCKS = "no free blocks"
-    """It needs `need` blocks; `have` can be taken, evictable ones counted."""
+    """It needs `need` blocks, besides `limit` evictable ones that it would share; `have` can be
+    taken, other evictable ones counted."""
     WATERMARK = "watermark"
     """It needs `need` blocks of `have`, and `limit` must stay free at an admission."""
     PARTIAL_PREFILLS = "partial prefill cap"
     """`have` prompts are begun and unfinished, `limit` may be."""
     CHUNKING_OFF = "chunking off"
     """Chunked prefill is off; waiting: its `need` tokens do not fit in the `have` left of the
-    budget of `limit`. Running in chunks all the same: it is longer than the whole budget."""
+    budget of `limit`. Running in chunks all the same: it is under way, or longer than a step."""
     FORK = "fork"
     """It shares the prompt of `other`, of which `have` of `limit` tokens are computed."""
     BEHIND = "behind"

@@ -110,6 +110,8 @@ class Scheduler:
             InvalidInput: a live request has its id.
             RequestRefused: it can never run; the message holds the arithmetic.
         """
+        if not request.request_id:
+            raise InvalidInput("a request id must not be empty")
         if request.request_id in self.requests:
             raise InvalidInput(f"request id {request.request_id!r} is in use by a live request")
         self.check_fits(request)
@@ -427,25 +429,28 @@ class Scheduler:
         """
         table, first = request.block_table, request.num_cached_blocks
         cached: list[int] = []
+        start = first
         merged: list[Event] = []
         for index in range(first, request.num_computed // self.pool.block_size):
+            own = table[index]
+            known = own in self.pool.cache  # It is shared, and another one was here before.
             kept = self.pool.cache.insert(request, index)
             if kept is None:
                 request.cache_epoch = -1  # Nothing behind it can be found by this chain.
                 break
             request.num_cached_blocks += 1
-            own = table[index]
             if kept == own:
-                cached.append(own)
+                if not known:
+                    start = start if cached else index
+                    cached.append(own)
                 continue
             table[index] = kept
             self.pool.share([kept])
             self.pool.release([own])
             self.stats.merged += 1
             merged.append(BlockMerged(request.request_id, index, own, kept))
-        # Duplicates come first: what follows a new block is new.
+        # What is known comes first: whatever follows a new block is new.
         if cached:
-            start = request.num_cached_blocks - len(cached)
             merged.append(BlocksCached(request.request_id, start, cached))
         return merged
 

@@ -183,6 +183,10 @@ class FakeEngine:
         for entry in pool.cache:
             stored = self.model.slots[entry.block_id * size : (entry.block_id + 1) * size]
             assert tuple(stored) == entry.token_ids
+            filler, index = world.cached[entry.block_id]
+            if filler in world.requests:
+                known = world.requests[filler].token_ids[index * size : (index + 1) * size]
+                assert tuple(known) == entry.token_ids
         for request in scheduler:
             view = world.requests[request.request_id]
             assert view.block_table == request.block_table

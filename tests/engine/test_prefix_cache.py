@@ -231,7 +231,7 @@ def test_blocks_that_a_request_shares_do_not_count_as_available_to_it():
     engine.add("r", [9] * 7, max_tokens=9, ignore_eos=True)
     engine.add("big", [1] * 8 + [7] * 12, max_tokens=1)
     engine.step()
-    assert said(engine, "big") == "no free blocks: needs 3, 2 available"
+    assert said(engine, "big") == "no free blocks: needs 3 besides 2 cached, 2 available"
 
 
 def test_blocks_that_two_requests_share_in_a_step_are_taken_once():
@@ -631,7 +631,7 @@ def test_samples_that_wait_for_their_prompt_keep_their_places():
     requests["b"] = engine.add("b", 3, max_tokens=2)
     record = engine.step()
     assert starts(record) == {"a": 0}
-    assert said(engine, "b") == "max sequences: 3 of 3 running"
+    assert said(engine, "b") == "max sequences: 1 of 3 running, 2 places kept for samples"
     assert [event.request_id for event in events(engine.step(), Admitted)] == ["a.2", "a.3"]
     assert_said_as_alone(engine, *requests.values())
     order = [e.request_id for record in engine.records for e in events(record, Admitted)]
@@ -737,3 +737,25 @@ def test_a_sample_that_was_preempted_comes_back():
     requests = fork(engine)
     assert_said_as_alone(engine, *requests.values())
     assert any(events(record, Preempted) for record in engine.records)
+
+
+def test_a_shared_block_is_cached_once_when_the_cache_is_switched_on():
+    """FakeEngine holds the tokens that the fold names for each cached block against the cache."""
+    engine = FakeEngine(token_budget=32, prefix_caching=False)
+    engine.add("P", 8, n=2, max_tokens=30, ignore_eos=True)
+    for _ in range(6):
+        engine.step()
+    engine.core.set_knob("prefix_caching", True)
+    engine.step()
+    assert engine.world.cached[engine.scheduler.running["P"].block_table[0]] == ("P", 0)
+    engine.run()
+
+
+def test_the_look_past_blocked_requests_is_bounded():
+    with pytest.raises(InvalidInput, match="between 0 and 64"):
+        FakeEngine(skip_blocked_head=65)
+
+
+def test_a_request_needs_a_name():
+    with pytest.raises(InvalidInput, match="must not be empty"):
+        FakeEngine().add("", 3)
