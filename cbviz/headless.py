@@ -46,8 +46,8 @@ class Summary(msgspec.Struct, kw_only=True):
     peak_kv_blocks: int = 0
     kv_blocks: int = 0
 
-    def count(self, record: StepRecord, world: World) -> None:
-        """Take in one step; `world` is the state after it."""
+    def count(self, record: StepRecord) -> None:
+        """Take in one step."""
         self.steps += 1
         self.prefill_tokens += record.tokens_of(SegmentKind.PREFILL)
         self.decode_tokens += record.tokens_of(SegmentKind.DECODE)
@@ -55,10 +55,6 @@ class Summary(msgspec.Struct, kw_only=True):
         self.preemptions += sum(isinstance(e, Preempted) for e in record.events)
         self.step_time_s += record.phases.total
         self.peak_kv_blocks = max(self.peak_kv_blocks, record.blocks_used)
-        self.hit_tokens = world.cache_hit_tokens
-        self.queried_tokens = world.cache_queried_tokens
-        self.evictions = world.evictions
-        self.recomputed_tokens = world.recomputed_tokens
 
 
 class _Run:
@@ -68,8 +64,7 @@ class _Run:
         self.engine = Engine(config, report=_narrate_stage)
         self.recording = Recording(trace, self.engine.header, narrate)
         self.summary = Summary(kv_blocks=self.engine.memory.num_blocks)
-        self.world = World(self.engine.header)
-        self.explain = explain
+        self.world = World(self.engine.header) if explain else None
         self.refusals: dict[int, str] = {}
         """By the place of the prompt, from 0."""
         self.failed = 0
@@ -78,10 +73,10 @@ class _Run:
     def step(self) -> None:
         """One step, recorded."""
         record = self.engine.step()
-        self.world.apply(record)
-        self.summary.count(record, self.world)
+        self.summary.count(record)
         self.recording.write(record)
-        if self.explain:
+        if self.world is not None:
+            self.world.apply(record)
             for request_id, words in explain_step(record, self.world):
                 print(one_line(f"step {record.step:<5}{request_id:<4} {words}"), file=sys.stderr)
 
@@ -120,6 +115,9 @@ def run_prompts(
     if summary.step_time_s:
         summary.output_tok_per_s = summary.output_tokens / summary.step_time_s
     summary.refused = len(run.refusals)
+    cache = run.engine.cache_stats
+    summary.hit_tokens, summary.queried_tokens = cache.hit, cache.queried
+    summary.evictions, summary.recomputed_tokens = cache.evictions, cache.recomputed
     for number, (names, (prompt, _)) in enumerate(zip(added, prompts, strict=True)):
         for name in names:
             _print_result(run, name, prompt, as_json)

@@ -101,17 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def knobs(self, token_budget: int, max_num_seqs: int) -> Knobs:
         """The settings that the engine starts with."""
-        return Knobs(
-            token_budget=token_budget,
-            max_num_seqs=max_num_seqs,
-            scheduling_policy=self.scheduling_policy,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            max_num_partial_prefills=self.max_num_partial_prefills,
-            watermark=self.watermark,
-            chunked_prefill=self.chunked_prefill,
-            skip_blocked_head=self.skip_blocked_head,
-            prefix_caching=self.prefix_caching,
-        )
+        own = {name: getattr(self, name) for name in Knobs.__struct_fields__}
+        return Knobs(**own | {"token_budget": token_budget, "max_num_seqs": max_num_seqs})
 
 
 _UNITS = {

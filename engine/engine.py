@@ -23,7 +23,7 @@ from engine.record import Event, RunHeader, StepRecord
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from engine.sampler import derived_seed, sample_seed
-from engine.scheduler import POLICY, Scheduler
+from engine.scheduler import POLICY, CacheStats, Scheduler
 from engine.version import __version__
 
 LARGEST_GRAPH = 256
@@ -151,6 +151,11 @@ class Engine:
     def next_step(self) -> int:
         """The number that the next step will have."""
         return self.core.step_number
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache did and what preemption cost so far."""
+        return self.core.scheduler.stats
 
     @property
     def pending_events(self) -> list[Event]:

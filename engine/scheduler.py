@@ -192,9 +192,7 @@ class Scheduler:
                 if request.status is not RequestStatus.RUNNING
             )
         if name == "prefix_caching" and not value:
-            events.append(CacheReset(self.pool.reset_cache()))
-            for request in self.running.values():
-                request.num_cached_blocks = 0
+            events.append(self._forget_cached())
         return events
 
     def reset_prefix_cache(self, *, force: bool = False) -> list[Event]:
@@ -212,9 +210,7 @@ class Scheduler:
                 f"force the reset"
             )
         self.pool.cache.epoch += 1
-        for request in self.running.values():
-            request.num_cached_blocks = 0
-        return [CacheReset(self.pool.reset_cache())]
+        return [self._forget_cached()]
 
     # -- a step ----------------------------------------------------------------------------
 
@@ -453,6 +449,12 @@ class Scheduler:
         if cached:
             merged.append(BlocksCached(request.request_id, start, cached))
         return merged
+
+    def _forget_cached(self) -> CacheReset:
+        """Empty the prefix cache; running requests keep their blocks."""
+        for request in self.running.values():
+            request.num_cached_blocks = 0
+        return CacheReset(self.pool.reset_cache())
 
     def _keep_out_of_cache(self, failed: Request) -> None:
         """Running requests that hold what a failed one computed, or what the cache forgot with it,

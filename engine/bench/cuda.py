@@ -30,6 +30,7 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from engine import Engine, EngineConfig, SamplingParams
+from engine.bench.floor import bytes_read
 from engine.bench.random_models import FAMILIES, LLAMA_1B, SMALL, save_random
 from engine.config import EMBEDDED
 from engine.errors import first_line
@@ -164,8 +165,7 @@ def measure_engine(
                 keys = sum(s.context + 1 for s in record.segments)
                 decodes.append((time.perf_counter() - began, keys))
     took, keys = sorted(decodes)[len(decodes) // 2]
-    facts = engine.loaded.facts
-    floor = (facts.weight_bytes + keys * facts.bytes_per_token) / bandwidth
+    floor = bytes_read(engine.loaded.facts, keys) / bandwidth
     return {
         "attention": engine.attention,
         "output_tokens_per_s": count * tokens / elapsed(),

@@ -86,12 +86,16 @@ def floor_of(machine: Machine, facts: ModelFacts, spans: Sequence[Span]) -> Floo
     body = facts.num_parameters - head
     keys = sum(length + context for length, context in spans)
     seen = sum(length * context + length * (length + 1) // 2 for length, context in spans)
-    size = facts.weight_bytes / facts.num_parameters
-    read = facts.num_parameters * size + keys * facts.bytes_per_token
     attention = 4 * seen * facts.num_heads * facts.head_dim * facts.num_layers
     work = 2 * tokens * body + 2 * len(spans) * head + attention
     peak = max(machine.gemm_gflops.values())
+    read = bytes_read(facts, keys)
     return Floor(memory_ms=read / machine.read_gb_per_s / 1e6, compute_ms=work / peak / 1e6)
+
+
+def bytes_read(facts: ModelFacts, keys: int) -> int:
+    """What a step must read: every weight, and keys and values of so many tokens."""
+    return facts.weight_bytes + keys * facts.bytes_per_token
 
 
 def best(function: Callable[[], Any], rounds: int) -> float:

@@ -30,6 +30,7 @@ from engine.scheduler import Scheduler
 from engine.world import World
 
 from .conftest import MODELS
+from .strategies import knob_changes
 
 
 @cache
@@ -84,17 +85,7 @@ class Ask:
     knob: tuple[str, Any] | None = None
 
 
-KNOBS = st.one_of(
-    st.tuples(st.just("token_budget"), st.sampled_from([2, 3, 5, 8, 16, 64])),
-    st.tuples(st.just("max_num_seqs"), st.integers(1, 6)),
-    st.tuples(st.just("scheduling_policy"), st.sampled_from(POLICY_NAMES)),
-    st.tuples(st.just("long_prefill_token_threshold"), st.integers(0, 9)),
-    st.tuples(st.just("max_num_partial_prefills"), st.integers(0, 2)),
-    st.tuples(st.just("watermark"), st.integers(0, 3)),
-    st.tuples(st.just("chunked_prefill"), st.booleans()),
-    st.tuples(st.just("skip_blocked_head"), st.integers(0, 3)),
-    st.tuples(st.just("prefix_caching"), st.booleans()),
-)
+KNOBS = knob_changes(st.sampled_from([2, 3, 5, 8, 16, 64]))
 
 
 @st.composite

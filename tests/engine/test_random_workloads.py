@@ -18,6 +18,7 @@ from engine.request import Request
 from engine.world import World
 
 from .fakes import FakeEngine, expected_output
+from .strategies import knob_changes
 
 CONTEXT = 48
 
@@ -27,17 +28,6 @@ PREFIXES = [[7] * 11, [7] * 5 + [8] * 9, list(range(1, 24))]
 SEEN: Counter[str] = Counter()
 """Steps run, events and reasons met."""
 EVENTS = [kind.__name__ for kind in get_args(Event)]
-KNOBS = st.one_of(
-    st.tuples(st.just("token_budget"), st.integers(1, 24)),
-    st.tuples(st.just("max_num_seqs"), st.integers(1, 6)),
-    st.tuples(st.just("scheduling_policy"), st.sampled_from(POLICY_NAMES)),
-    st.tuples(st.just("long_prefill_token_threshold"), st.integers(0, 9)),
-    st.tuples(st.just("max_num_partial_prefills"), st.integers(0, 3)),
-    st.tuples(st.just("watermark"), st.integers(0, 6)),
-    st.tuples(st.just("chunked_prefill"), st.booleans()),
-    st.tuples(st.just("skip_blocked_head"), st.integers(0, 4)),
-    st.tuples(st.just("prefix_caching"), st.booleans()),
-)
 
 
 class Workload(RuleBasedStateMachine):
@@ -50,11 +40,16 @@ class Workload(RuleBasedStateMachine):
         num_blocks=st.integers(1, 30),
         policy=st.sampled_from(POLICY_NAMES),
         collisions=st.booleans(),
+        threshold=st.sampled_from([0, 0, 2, 5]),
+        partial=st.sampled_from([0, 0, 1, 2]),
     )
-    def build(self, budget, seqs, block_size, num_blocks, policy, collisions) -> None:
+    def build(
+        self, budget, seqs, block_size, num_blocks, policy, collisions, threshold, partial
+    ) -> None:
         self.engine = FakeEngine(
             token_budget=budget, max_num_seqs=seqs, block_size=block_size,
             num_blocks=num_blocks, max_model_len=CONTEXT, scheduling_policy=policy,
+            long_prefill_token_threshold=threshold, max_num_partial_prefills=partial,
             hash_function=(lambda key: hash(key) % 5) if collisions else hash,
         )  # fmt: skip
         self.requests: list[Request] = []
@@ -137,7 +132,7 @@ class Workload(RuleBasedStateMachine):
             self.engine.model.nan.add(request_id)
             self.ended.add(request_id)
 
-    @rule(knob=KNOBS)
+    @rule(knob=knob_changes(st.integers(1, 24)))
     def turn(self, knob: tuple[str, Any]) -> None:
         self.engine.core.set_knob(*knob)
 
